@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where tasks come from. Importing the room registers the built-in sources."""
+
+from palestra.data import arithmetic as arithmetic
+from palestra.data import gsm8k as gsm8k
+from palestra.data import rows as rows
+from palestra.data import word_problems as word_problems

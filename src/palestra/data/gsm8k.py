@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GSM8K (Cobbe et al., arXiv:2110.14168; MIT licence): grade-school word problems.
+
+Solutions carry calculator marks, ``<<48/2=24>>``, and end with ``#### 72``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from palestra.data.rows import Row, read_jsonl, split_file
+from palestra.data.source import SOURCES, ListSource, check_split
+from palestra.errors import DataError
+from palestra.types import Task
+
+HUB_ID = "openai/gsm8k"
+MARKS = re.compile(r"<<[^<>]*>>")
+
+
+def gold(solution: str) -> str | None:
+    """The number behind ``####``, without separators; None when the solution has none.
+
+    >>> gold("Half of 96 is <<96/2=48>>48.\\n#### 1,080")
+    '1080'
+    """
+    _, marker, after = solution.rpartition("####")
+    number = after.strip().replace(",", "")
+    return number if marker and number else None
+
+
+def rl_form(row: Row) -> dict[str, Any]:
+    """``prompt``, ``ground_truth``, ``question``, ``full_answer``.
+
+    >>> rl_form({"question": "2+2?", "answer": "<<2+2=4>>4\\n#### 4"})["ground_truth"]
+    '4'
+    """
+    answer = str(row["answer"])
+    return {"prompt": row["question"], "ground_truth": gold(answer), "question": row["question"], "full_answer": answer}
+
+
+def sft_form(row: Row) -> dict[str, Any]:
+    """``prompt`` and ``completion``: the solution without calculator marks, closed by its answer.
+
+    >>> sft_form({"question": "2+2?", "answer": "It is <<2+2=4>>4.\\n#### 4"})["completion"]
+    'It is 4.\\n#### 4'
+    """
+    return {"prompt": row["question"], "completion": MARKS.sub("", str(row["answer"]))}
+
+
+def steps(solution: str) -> int:
+    """Difficulty by number of steps: the ``<<…>>`` calculations; for the 113 solutions without one, their lines.
+
+    >>> steps("a <<1+1=2>>2\\nb <<2*2=4>>4\\n#### 4"), steps("Two and two.\\n#### 4")
+    (2, 1)
+    """
+    marks = len(MARKS.findall(solution))
+    lines = [line for line in solution.split("####")[0].splitlines() if line.strip()]
+    return marks or max(1, len(lines))
+
+
+def gsm8k_rows(split: str, path: str | os.PathLike[str] | None = None) -> list[tuple[int, Row]]:
+    """The raw rows (``question``, ``answer``) with line numbers, from ``path`` or the Hugging Face Hub."""
+    check_split(split)
+    if path is None:
+        return list(enumerate(_from_hub(split), 1))
+    file = split_file(path, split)
+    rows = list(read_jsonl(file))
+    for line, row in rows:
+        for field in ("question", "answer"):
+            if not isinstance(row.get(field), str):
+                there = ", ".join(map(str, row)) or "no field at all"
+                raise DataError(f"{file}:{line}: no text in field {field!r}; the row has: {there}")
+        if gold(row["answer"]) is None:
+            raise DataError(f"{file}:{line}: the answer has no '#### number' at its end")
+    return rows
+
+
+@SOURCES.register("gsm8k")
+def gsm8k(split: str = "train", seed: int = 0, path: str | None = None, shuffle: bool | None = None) -> ListSource:
+    """GSM8K as tasks: prompt the question, answer the number as text, meta ``question``, ``full_answer``, ``steps``.
+
+    ``path``: a directory with train.jsonl and test.jsonl, or one file; without it the Hub. Training data is
+    shuffled, the test set keeps its order.
+    """
+    tasks: list[Task] = []
+    for line, row in gsm8k_rows(split, path):
+        form = rl_form(row)
+        meta = {"question": form["question"], "full_answer": form["full_answer"], "steps": steps(form["full_answer"])}
+        tasks.append(Task(f"gsm8k/{split}/{line}", form["prompt"], form["ground_truth"], meta))
+    shuffled = split == "train" if shuffle is None else shuffle
+    return ListSource(tuple(tasks), seed if shuffled else None)
+
+
+def _from_hub(split: str) -> Iterable[Row]:
+    hint = "or give a local copy: data.path=DIR with train.jsonl and test.jsonl"
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(f"GSM8K from the Hub needs the package 'datasets' (pip install datasets); {hint}") from error
+    try:
+        loaded: Iterable[Row] = datasets.load_dataset(HUB_ID, "main", split=split)
+    except Exception as error:  # the Hub's client raises many types: offline, refused, unknown
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{HUB_ID} could not be loaded from the Hub ({reason}); go online, {hint}") from error
+    return loaded

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where tasks come from: a source hands out tasks after a cursor, and the cursor lives in the checkpoint.
+
+A source holds no position of its own, so a killed run continues with the next task by loading two integers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from palestra.errors import ConfigError, DataError, unknown
+from palestra.registry import Registry
+from palestra.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a source: ``position`` tasks of epoch ``epoch`` were already handed out.
+
+    >>> Cursor.from_dict(Cursor(2, 30).to_dict())
+    Cursor(epoch=2, position=30)
+    """
+
+    epoch: int = 0
+    position: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Two integers, as written into checkpoints."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, int]) -> Cursor:
+        """The inverse of :meth:`to_dict`."""
+        return cls(int(data["epoch"]), int(data["position"]))
+
+
+class TaskSource(Protocol):
+    """Tasks in an order that depends on nothing but the cursor. ``size`` is None when there is no end."""
+
+    @property
+    def size(self) -> int | None: ...
+
+    def take(self, cursor: Cursor, n: int) -> tuple[list[Task], Cursor]:
+        """The next ``n`` tasks and the cursor behind them; always exactly ``n``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListSource:
+    """A finite list, in its own order, or reshuffled in each epoch when ``shuffle_seed`` is given.
+
+    The order of an epoch follows from (seed, epoch) alone; a take may run over the end of an epoch, and
+    within one epoch no task is skipped or handed out twice.
+
+    >>> source = ListSource(tuple(Task(str(i), "?") for i in range(3)))
+    >>> tasks, cursor = source.take(Cursor(), 4)
+    >>> [t.id for t in tasks], cursor
+    (['0', '1', '2', '0'], Cursor(epoch=1, position=1))
+    """
+
+    tasks: Sequence[Task]
+    shuffle_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise DataError("the data set is empty: no task can be drawn from it; give a file with at least one row")
+
+    @property
+    def size(self) -> int:
+        return len(self.tasks)
+
+    def take(self, cursor: Cursor, n: int) -> tuple[list[Task], Cursor]:
+        """The next ``n`` tasks and the cursor behind them."""
+        taken: list[Task] = []
+        epoch, position = cursor.epoch, cursor.position
+        while len(taken) < n:
+            if position >= self.size:
+                epoch, position = epoch + 1, 0
+            order = self._order(epoch)
+            part = order[position : position + n - len(taken)]
+            taken.extend(self.tasks[i] for i in part)
+            position += len(part)
+        return taken, Cursor(epoch, position)
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        if self.shuffle_seed is None:
+            return range(self.size)
+        order = list(range(self.size))
+        # A string seed goes through SHA-512, so neighbouring seeds and epochs give unrelated orders.
+        random.Random(f"order/{self.shuffle_seed}/{epoch}").shuffle(order)
+        return order
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSource:
+    """Tasks without end, made from their index; the cursor's position is the index and the epoch stays 0.
+
+    >>> source = GeneratedSource(lambda i: Task(f"t{i}", f"{i}+1=", i + 1))
+    >>> tasks, cursor = source.take(Cursor(0, 5), 2)
+    >>> [t.id for t in tasks], cursor
+    (['t5', 't6'], Cursor(epoch=0, position=7))
+    """
+
+    make: Callable[[int], Task]
+
+    @property
+    def size(self) -> None:
+        return None
+
+    def take(self, cursor: Cursor, n: int) -> tuple[list[Task], Cursor]:
+        """The next ``n`` tasks and the cursor behind them."""
+        end = cursor.position + n
+        return [self.make(i) for i in range(cursor.position, end)], Cursor(cursor.epoch, end)
+
+
+SourceFactory = Callable[..., TaskSource]
+SOURCES: Registry[SourceFactory] = Registry("data source")
+"""Sources by name. A factory takes ``split`` and ``seed`` and the further options of ``data:`` as keywords."""
+
+
+def make_source(name: str, *, split: str = "train", seed: int = 0, **options: Any) -> TaskSource:
+    """The registered source ``name``; an option that it does not read is refused with the nearest right one.
+
+    >>> make_source("arithmetic", split="test", seed=1).take(Cursor(), 1)[0][0].id
+    'arithmetic/test/1/0'
+    """
+    factory = SOURCES[name]
+    known = [p for p in inspect.signature(factory).parameters if p not in ("split", "seed")]
+    for option in options:
+        if option not in known:
+            raise ConfigError(unknown(f"option of data source {name!r}:", option, known))
+    return factory(split=split, seed=seed, **options)
+
+
+def check_split(split: str, known: Sequence[str] = ("train", "test")) -> None:
+    """Refuses a split that the source does not have."""
+    if split not in known:
+        raise DataError(unknown("split", split, known))

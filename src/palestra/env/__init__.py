@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent acts on."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from palestra.env.arithmetic import ArithmeticToolEnv
+from palestra.env.base import ENVS, Action, Env, EnvFactory, Observation, StepResult
+from palestra.env.calculator import CalculatorEnv
+from palestra.env.self_refine import SelfRefineEnv
+from palestra.env.threads import run_on_thread
+from palestra.env.tool_env import ToolEnv
+from palestra.env.tools import import_object, schema_of, tool
+from palestra.errors import ConfigError, unknown
+
+
+def make_env(name: str, **options: Any) -> Callable[[], Env]:
+    """A factory of fresh environments, one per episode. ``name``: a registered one, or ``"module:Class"``.
+
+    Names and options are checked here, before the first rollout: :class:`ConfigError` names the nearest right one.
+
+    >>> make_env("calculator", max_step=3)
+    Traceback (most recent call last):
+    palestra.errors.ConfigError: unknown calculator option 'max_step': did you mean 'max_steps'? Known: max_steps
+    """
+    factory: EnvFactory = import_object(name) if ":" in name else ENVS[name]
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        parameters = signature.parameters.values()
+        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        wrong = next((option for option in options if option not in known), None)
+        if wrong is not None:
+            raise ConfigError(unknown(f"{name} option", wrong, known)) from error
+        raise ConfigError(f"env {name!r}: {error}") from error
+    return functools.partial(factory, **options)
+
+
+__all__ = [
+    "ENVS",
+    "Action",
+    "ArithmeticToolEnv",
+    "CalculatorEnv",
+    "Env",
+    "EnvFactory",
+    "Observation",
+    "SelfRefineEnv",
+    "StepResult",
+    "ToolEnv",
+    "make_env",
+    "run_on_thread",
+    "schema_of",
+    "tool",
+]

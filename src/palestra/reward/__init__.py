@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is good. Importing the room registers the built-in reward functions."""
+
+from palestra.reward import calculator as calculator
+from palestra.reward import formats as formats
+from palestra.reward import functions as functions

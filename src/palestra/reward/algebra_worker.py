@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of the algebra process: one JSON job a line in, one JSON reply a line out.
+
+It stands alone (``python -P algebra_worker.py``) and imports nothing of the library, so it starts in a second,
+whatever the parent has loaded and however the library was found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    replies = sys.stdout
+    sys.stdout = sys.stderr  # whatever an algebra system prints is not a reply
+    try:
+        import math_verify  # noqa: F401
+    except ImportError as error:
+        print(json.dumps({"error": str(error)}), file=replies, flush=True)
+        return
+    print(json.dumps({"ready": True}), file=replies, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        print(json.dumps({"equal": equal(job["gold"], job["answer"], job["rel_tol"])}), file=replies, flush=True)
+
+
+def equal(gold: str, answer: str, rel_tol: float) -> bool:
+    """Equal for math-verify, and where both are numbers also within the relative tolerance.
+
+    math-verify rounds to decimals, an absolute tolerance under which all tiny numbers are equal.
+    """
+    from math_verify import parse, verify
+
+    try:
+        a, b = (parse(f"${text}$", parsing_timeout=None, raise_on_error=False) for text in (gold, answer))
+        if not a or not b or not verify(a, b, timeout_seconds=None, raise_on_error=False):
+            return False
+        return close(a[0], b[0], rel_tol)
+    except Exception:  # an expression that the algebra cannot read equals nothing; the parser raises any type
+        return False
+
+
+def close(a: Any, b: Any, rel_tol: float) -> bool:
+    import sympy
+
+    numbers = [isinstance(x, sympy.Expr) and x.is_number and x.is_finite is not False for x in (a, b)]
+    if not all(numbers):
+        return True
+    x, y = a.evalf(30), b.evalf(30)
+    return bool(abs(x - y) <= rel_tol * max(abs(x), abs(y)))
+
+
+if __name__ == "__main__":
+    main()

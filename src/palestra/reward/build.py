@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the ``rewards:`` of a config to a :class:`~palestra.reward.rubric.Rubric`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from palestra.errors import ConfigError, UserError, unknown
+from palestra.reward.base import FACTORIES, REWARDS, RewardFunction
+from palestra.reward.rubric import Rubric
+
+Entry = float | Mapping[str, Any]
+
+
+def make_rubric(
+    rewards: Mapping[str, Entry] | None,
+    *,
+    chat: bool,
+    functions: Mapping[str, RewardFunction] | None = None,
+    on_error: str = "exclude",
+) -> Rubric:
+    """The rubric that a config describes.
+
+    rewards: name → weight, or name → ``{weight, function, **options}``. A name is one of ``functions``, a
+    registered reward, or ``module:function``; ``function`` gives it when the part has a name of its own, and
+    options go to the registered factory. ``env`` (and ``env/part``) weigh what the environment itself pays.
+    None: only what the environment pays.
+
+    >>> short = {"function": "length_penalty", "weight": 0.1, "target": 50}
+    >>> rubric = make_rubric({"accuracy": 1.0, "short": short}, chat=True)
+    >>> [(name, weight) for name, (_, weight) in rubric.functions.items()]
+    [('accuracy', 1.0), ('short', 0.1)]
+    """
+    chosen: dict[str, tuple[RewardFunction, float]] = {}
+    env_weights: dict[str, float] = {}
+    for name, entry in (rewards or {}).items():
+        options = dict(entry) if isinstance(entry, Mapping) else {"weight": entry}
+        weight = _weight(name, options.pop("weight", 1.0))
+        if name == "env" or name.startswith("env/"):
+            if options:
+                raise ConfigError(
+                    f"rewards.{name}: what the environment pays has a weight and no option {min(options)!r}"
+                )
+            env_weights[name.removeprefix("env/")] = weight
+            continue
+        reference = str(options.pop("function", name))
+        chosen[name] = (_function(name, reference, options, functions or {}), weight)
+    return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights)
+
+
+def weighted(
+    functions: Sequence[RewardFunction], weights: Sequence[float] | None = None
+) -> dict[str, tuple[RewardFunction, float]]:
+    """TRL's two lists, ``reward_funcs`` and ``reward_weights``, as the mapping that a rubric takes.
+
+    >>> def a(completions): ...
+    >>> def b(completions): ...
+    >>> list(weighted([a, b], [1.0]))
+    Traceback (most recent call last):
+    palestra.errors.ConfigError: 1 reward weights for 2 reward functions: give one weight for each
+    """
+    given = [1.0] * len(functions) if weights is None else list(weights)
+    if len(given) != len(functions):
+        raise ConfigError(
+            f"{len(given)} reward weights for {len(functions)} reward functions: give one weight for each"
+        )
+    named: dict[str, tuple[RewardFunction, float]] = {}
+    for function, weight in zip(functions, given, strict=True):
+        name = str(getattr(function, "__name__", type(function).__name__))
+        if name in named:
+            raise ConfigError(f"two reward functions are named {name!r}: give them names of their own, as a mapping")
+        named[name] = (function, _weight(name, weight))
+    return named
+
+
+def _weight(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        raise ConfigError(f"rewards.{name}: a weight is one finite number, got {value!r}")
+    return float(value)
+
+
+def _function(
+    name: str, reference: str, options: Mapping[str, Any], given: Mapping[str, RewardFunction]
+) -> RewardFunction:
+    if options:
+        return _made(name, reference, options)
+    if reference in given:
+        return given[reference]
+    if reference in REWARDS:
+        return REWARDS[reference]
+    if reference in FACTORIES:
+        return _made(name, reference, options)
+    if ":" in reference:
+        return _imported(name, reference)
+    known = {*REWARDS, *FACTORIES, *given, "env"}
+    raise ConfigError(f"{unknown('reward', reference, known)}; or write it as module:function")
+
+
+def _made(name: str, reference: str, options: Mapping[str, Any]) -> RewardFunction:
+    if reference not in FACTORIES:
+        raise ConfigError(f"rewards.{name}: {reference!r} takes no option {min(options)!r}")
+    factory = FACTORIES[reference]
+    parameters = inspect.signature(factory).parameters
+    for option in options:
+        if option not in parameters:
+            raise ConfigError(f"rewards.{name}: " + unknown("option", option, parameters))
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
+    if missing:
+        raise ConfigError(f"rewards.{name}: {reference!r} needs the option {missing[0]!r}")
+    return factory(**options)
+
+
+def _imported(name: str, reference: str) -> RewardFunction:
+    module, _, attribute = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except UserError:
+        raise
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"rewards.{name}: cannot load {reference!r}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"rewards.{name}: {reference!r} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scoring a group: each reward function is called once, by keyword, for all its episodes together."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from typing import Any
+
+from palestra.errors import ConfigError, RewardError, UserError
+from palestra.reward.base import RewardFunction
+from palestra.reward.worker import Worker
+from palestra.types import Author, Episode, Group, Message, RewardTerm, Trajectory, Turn
+
+RESERVED = ("prompts", "completions", "completion_ids", "trajectories", "answer", "task_id")
+
+
+class RewardTypeError(RewardError, TypeError):
+    """A reward function returned something that is not a list of numbers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """What is scored as one completion: one agent of one episode.
+
+    Where the agent's context was rewritten it has several trajectories: the functions see the last one, which
+    holds the end, and every one of them carries the same terms.
+    """
+
+    episode: int
+    trajectories: tuple[int, ...]
+    last: Trajectory
+    turns: tuple[Turn, ...]
+
+
+class Rubric:
+    """Named, weighted reward functions over the episodes of a group.
+
+    functions: name → (function, weight). chat: prompts and completions are message lists instead of strings.
+    on_error: ``exclude`` (a completion whose scoring raises gets None, counted in :attr:`errors`) or ``raise``.
+    env_weights: weights of what the environment pays, by part (1.0 for a part not named). A part that is named
+    here, or that any episode of the group was paid, is 0.0 for an episode that was paid nothing.
+
+    A function gets the columns it has parameters for, all of them when it takes ``**kwargs``: ``prompts``,
+    ``completions``, ``completion_ids``, ``trajectories``, ``answer`` (also as ``ground_truth``), ``task_id`` and
+    the task's ``meta``. Episodes with an error are not scored.
+
+    >>> import asyncio
+    >>> from palestra.types import StopReason, Task
+    >>> def brief(completions, **columns): return [1.0 if len(c) < 9 else 0.0 for c in completions]
+    >>> group = Group(t := Task("t", "2+2?"), 0, (Episode(t, (Trajectory((), StopReason.ENV_TERMINATED),)),))
+    >>> rubric = Rubric({"brief": (brief, 0.5)}, chat=False)
+    >>> asyncio.run(rubric.score(group)).episodes[0].reward
+    0.5
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, tuple[RewardFunction, float]],
+        *,
+        chat: bool,
+        on_error: str = "exclude",
+        env_weights: Mapping[str, float] | None = None,
+    ) -> None:
+        if on_error not in ("exclude", "raise"):
+            raise ConfigError(f"on_error is {on_error!r}: choose 'exclude' or 'raise'")
+        self.functions = dict(functions)
+        self.chat = chat
+        self.on_error = on_error
+        self.env_weights = dict(env_weights or {})
+        self.errors: Counter[str] = Counter()
+        """How many completions each function failed to score, over the life of this rubric."""
+        self.last_error: dict[str, str] = {}
+        """The last failure of each function, one line."""
+        self._worker = Worker()
+
+    async def score(self, group: Group) -> Group:
+        """The same group, whose trajectories carry a :class:`RewardTerm` for each part."""
+        views = _views(group)
+        terms: list[dict[str, RewardTerm]] = self._env_terms(views)
+        if views:
+            columns = _columns(group, views, self.chat)
+            for name, (function, weight) in self.functions.items():
+                values = await self._values(name, function, columns, len(views))
+                for held, value in zip(terms, values, strict=True):
+                    if name in held:
+                        raise RewardError(
+                            f"the environment pays a part named {name!r}, as a reward function: rename one"
+                        )
+                    held[name] = RewardTerm(value, weight)
+        return _with_rewards(group, views, terms)
+
+    def _env_terms(self, views: Sequence[View]) -> list[dict[str, RewardTerm]]:
+        paid = [_payments(v.turns) for v in views]
+        parts = sorted(
+            {*self.env_weights, *(name for p in paid for name in p)} | (set() if self.functions else {"env"})
+        )
+        return [{n: RewardTerm(p.get(n, 0.0), self.env_weights.get(n, 1.0)) for n in parts} for p in paid]
+
+    async def _values(
+        self, name: str, function: RewardFunction, columns: Mapping[str, list[Any]], count: int
+    ) -> list[float | None]:
+        chosen = _accepted(name, function, columns)
+        try:
+            returned = await self._call(function, chosen)
+        except UserError:
+            raise
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            if count > 1:
+                return [await self._alone(name, function, {k: [v[i]] for k, v in chosen.items()}) for i in range(count)]
+            self._count(name, error)
+            return [None]
+        return checked(name, returned, count)
+
+    async def _alone(self, name: str, function: RewardFunction, row: Mapping[str, list[Any]]) -> float | None:
+        # The whole call failed; one completion at a time shows which of them it was.
+        try:
+            returned = await self._call(function, row)
+        except UserError:
+            raise
+        except Exception as error:
+            self._count(name, error)
+            return None
+        return checked(name, returned, 1)[0]
+
+    def _count(self, name: str, error: Exception) -> None:
+        self.errors[name] += 1
+        self.last_error[name] = " ".join(f"{type(error).__name__}: {error}".split())
+
+    async def _call(self, function: RewardFunction, columns: Mapping[str, list[Any]]) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(**columns)
+        returned = await self._worker.run(function, **columns)  # an awaitable when an async object was called
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+def checked(name: str, returned: Any, count: int) -> list[float | None]:
+    """What a reward function returned, as one finite number or None per completion; NaN abstains like None.
+
+    >>> checked("f", [1, float("nan"), None], 3)
+    [1.0, None, None]
+    >>> checked("f", [1.0, 0.0, 1.0], 4)
+    Traceback (most recent call last):
+    palestra.errors.RewardError: reward function 'f' returned 3 values for 4 completions; return exactly one each
+    """
+    listed = isinstance(returned, Sized) and isinstance(returned, Iterable)
+    if not listed or isinstance(returned, str | bytes | Mapping | Set):
+        kind = type(returned).__name__
+        raise RewardTypeError(f"reward function {name!r} returned a {kind}; return a list with one number or None each")
+    values = list(returned)
+    if len(values) != count:
+        raise RewardError(
+            f"reward function {name!r} returned {len(values)} values for {count} completions; return exactly one each"
+        )
+    return [_number(name, i, v) for i, v in enumerate(values)]
+
+
+def _number(name: str, index: int, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, str | bytes):
+        raise RewardTypeError(f"reward function {name!r} returned {value!r} at {index}; return a number or None")
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        kind = type(value).__name__
+        raise RewardTypeError(
+            f"reward function {name!r} returned a {kind} at {index}; return a number or None"
+        ) from error
+    if math.isinf(number):
+        raise RewardError(f"reward function {name!r} returned {number} at {index}; a reward must be finite, or None")
+    return None if math.isnan(number) else number
+
+
+def mean_scored(values: Iterable[float | None]) -> float | None:
+    """Mean over the values that were scored; None when none was.
+
+    >>> mean_scored([0.25, None, 0.75, None, 0.5, 0.9])
+    0.6
+    """
+    scored = [v for v in values if v is not None and not math.isnan(v)]
+    return math.fsum(scored) / len(scored) if scored else None
+
+
+def _views(group: Group) -> list[View]:
+    views: list[View] = []
+    for index, episode in enumerate(group.episodes):
+        if episode.error is not None:
+            continue
+        by_agent: dict[str, list[int]] = {}
+        for at, trajectory in enumerate(episode.trajectories):
+            by_agent.setdefault(trajectory.agent, []).append(at)
+        for held in by_agent.values():
+            # A turn kept verbatim in a rewritten context stands in two trajectories, and is one turn.
+            turns = {id(t): t for at in held for t in episode.trajectories[at].turns}
+            views.append(View(index, tuple(held), episode.trajectories[held[-1]], tuple(turns.values())))
+    return views
+
+
+def _payments(turns: Sequence[Turn]) -> dict[str, float]:
+    names = {name for t in turns for name in t.rewards}
+    return {name: math.fsum(t.rewards[name] for t in turns if name in t.rewards) for name in names}
+
+
+def _columns(group: Group, views: Sequence[View], chat: bool) -> dict[str, list[Any]]:
+    task, count = group.task, len(views)
+    for name in task.meta:
+        if name in RESERVED:
+            raise RewardError(f"task {task.id!r} has a column {name!r}, which reward functions get from us: rename it")
+    columns: dict[str, list[Any]] = {
+        "ground_truth": [task.answer] * count,
+        **{name: [value] * count for name, value in task.meta.items()},
+        "answer": [task.answer] * count,
+        "task_id": [task.id] * count,
+        "trajectories": [v.last for v in views],
+        "completion_ids": [_model_ids(v.last) for v in views],
+    }
+    if chat:
+        columns["prompts"] = [list(v.last.turns[0].observation if v.last.turns else task.messages()) for v in views]
+        columns["completions"] = [_reply(v.last) for v in views]
+    else:
+        prompt = task.prompt if isinstance(task.prompt, str) else "\n".join(m.get("content", "") for m in task.prompt)
+        columns["prompts"] = [prompt] * count
+        columns["completions"] = [v.last.completion_text for v in views]
+    return columns
+
+
+def _reply(trajectory: Trajectory) -> list[Message]:
+    """Everything after the prompt: actions, and what was observed between them."""
+    first, *rest = trajectory.turns or (None,)
+    return [] if first is None else [first.action, *(m for t in rest for m in (*t.observation, t.action))]
+
+
+def _model_ids(trajectory: Trajectory) -> list[int]:
+    return [i for s in trajectory.spans if s.author is Author.MODEL for i in s.tokens.tolist()]
+
+
+def _accepted(name: str, function: Callable[..., Any], columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns this function has parameters for."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        wanted = dict(columns)
+    else:
+        wanted = {p.name: columns[p.name] for p in parameters if p.name in columns}
+    for p in parameters:
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in wanted:
+            known = ", ".join(sorted(columns))
+            raise RewardError(
+                f"reward function {name!r} asks for a column {p.name!r}, and there is none; there are: {known}"
+            )
+    return wanted
+
+
+def _with_rewards(group: Group, views: Sequence[View], terms: Sequence[Mapping[str, RewardTerm]]) -> Group:
+    found: dict[tuple[int, int], Mapping[str, RewardTerm]] = {}
+    for view, held in zip(views, terms, strict=True):
+        found.update({(view.episode, at): held for at in view.trajectories})
+    episodes: list[Episode] = []
+    for index, episode in enumerate(group.episodes):
+        trajectories = tuple(
+            dataclasses.replace(t, rewards=found.get((index, at), t.rewards))
+            for at, t in enumerate(episode.trajectories)
+        )
+        episodes.append(dataclasses.replace(episode, trajectories=trajectories))
+    return dataclasses.replace(group, episodes=tuple(episodes))
