@@ -1,0 +1,442 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The in-process engine: any Hugging Face causal LM, on the trainer's own parameters.
+
+Requests join and leave between forward passes (continuous batching); a session's keys stay for its next
+turn; the members of a group fill their prompt once. One thread owns the engine; callers are coroutines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from palestra.config import Config
+from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.sampling import sample, uniform
+from palestra.engine.scheduler import Request, Schedule, Scheduler, Slot
+from palestra.engine.stops import StopFinder
+from palestra.engine.store import ROW_MULTIPLE, Block, SlotPlan, SlotStore, key_length, round_up
+from palestra.errors import ConfigError, EngineError
+from palestra.model import attention
+from palestra.types import Author, IntArray, Span
+
+
+class EngineConfig(Config):
+    """Options of the in-process engine.
+
+    dtype: ``auto`` samples on the trainer's own parameters; another dtype keeps a converted copy.
+    max_rows: generations that run at once. max_sessions: episodes whose keys are kept between turns.
+    prefill_tokens: prompt tokens per forward pass. max_context: tokens per sequence (None = the model's).
+    on_update: what happens to generations in flight when weights change – finish first, recompute their keys
+    and go on, or keep the old keys and go on (each new version opens a new span either way).
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_rows: int = 256
+    max_sessions: int = 256
+    prefill_tokens: int = 4096
+    max_context: int | None = None
+    on_update: Literal["finish", "recompute", "keep"] = "finish"
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Seconds and tokens since the last :meth:`LocalEngine.take_stats`."""
+
+    schedule_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    collect_s: float = 0.0
+    passes: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What callers hand to the engine's thread."""
+
+    requests: list[Request] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    guests: int = 0
+    announced: bool = False
+    closed: bool = False
+
+
+class LocalEngine:
+    """An :class:`~palestra.engine.base.Engine` on a Hugging Face causal LM in this process.
+
+    model: the trainer's model (plain or with a PEFT adapter); the engine makes a skeleton over the *same*
+    parameters with its own mode and attention function. decode: token ids → text, used for stop strings only.
+    Raises ModelError for families whose layers do not all attend through transformers' interface.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        decode: Callable[[Sequence[int]], str],
+        config: EngineConfig | None = None,
+        *,
+        version: int = 0,
+    ) -> None:
+        self.config = config or EngineConfig()
+        self._decode, self._version = decode, version
+        self._model = _skeleton(model, self.config.dtype)
+        self._device = next(self._model.parameters()).device
+        text_config = attention.hf_model(self._model).config.get_text_config()
+        self._max_context = self.config.max_context or int(text_config.max_position_embeddings)
+        self._store = SlotStore()
+        self._scheduler = Scheduler(
+            max_rows=self.config.max_rows,
+            max_slots=max(self.config.max_sessions, self.config.max_rows),
+            prefill_tokens=self.config.prefill_tokens,
+        )
+        self._stats = EngineStats()
+        self._inbox = _Inbox()
+        self._wake = threading.Condition()
+        self._stepping = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # What callers see ------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    async def sample(self, prompt: IntArray, params: SamplingParams, *, session: str) -> Completion:
+        """Sample one completion of ``prompt`` (int32[n], 1 ≤ n < max_context). Cancelling the task frees the row.
+
+        Raises ConfigError for a prompt that does not fit, EngineError when the forward pass fails.
+        """
+        if not 0 < len(prompt) < self._max_context:
+            raise ConfigError(f"a prompt of {len(prompt)} tokens does not fit a context of {self._max_context}")
+        loop = asyncio.get_running_loop()
+        finder = StopFinder(self._decode, params.stop) if params.stop else None
+        request = Request(np.asarray(prompt, np.int32), params, session, loop.create_future(), loop, finder)
+        with self._wake:
+            if self._inbox.closed:
+                raise EngineError("the engine is closed")
+            self._inbox.requests.append(request)
+            if not self._inbox.announced:
+                # Wake the thread once this round of the event loop has submitted everything it has.
+                self._inbox.announced = True
+                loop.call_soon(self._announce)
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            request.cancelled = True
+            raise
+
+    def release(self, session: str) -> None:
+        with self._wake:
+            self._inbox.released.append(session)
+
+    def load_weights(self, policy: Any, version: int) -> None:
+        """Sample from ``policy``'s weights as ``version`` from now on; older keys are not used again."""
+        with self._between_steps():
+            if self.config.on_update == "finish":
+                self._take_inbox()
+                while self._scheduler:
+                    self._step()
+            _copy_weights(policy, self._model)
+            self._version = version
+            self._scheduler.invalidate()
+            if self.config.on_update == "recompute":
+                self._scheduler.recompute()
+
+    def take_stats(self) -> EngineStats:
+        """Timings and counts since the last call."""
+        with self._between_steps():
+            stats, self._stats = self._stats, EngineStats()
+        return stats
+
+    def close(self) -> None:
+        """Stop the thread; generations in flight end with an EngineError."""
+        with self._wake:
+            self._inbox.closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    # The engine's own thread -----------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        with self._wake:
+            self._inbox.announced = False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="palestra-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(self._has_work)
+                if self._inbox.closed:
+                    break
+            with self._stepping:
+                self._take_inbox()
+                try:
+                    self._step()
+                except Exception as error:
+                    self._fail(error)
+        self._fail(EngineError("the engine was closed"))
+
+    def _has_work(self) -> bool:
+        inbox = self._inbox
+        return inbox.closed or (not inbox.guests and bool(inbox.requests or self._scheduler))
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Hold the engine still. Its thread makes way: a lock alone it would take again before anyone else could."""
+        with self._wake:
+            self._inbox.guests += 1
+        try:
+            with self._stepping:
+                yield
+        finally:
+            with self._wake:
+                self._inbox.guests -= 1
+                self._wake.notify()
+
+    def _take_inbox(self) -> None:
+        with self._wake:
+            requests, self._inbox.requests = self._inbox.requests, []
+            released, self._inbox.released = self._inbox.released, []
+        for session in released:
+            self._scheduler.release(session)
+        self._scheduler.waiting.extend(requests)
+
+    def _step(self) -> None:
+        """One tick: schedule, run, sample, collect."""
+        with self._stats.timed("schedule_s"):
+            schedule = self._scheduler.next()
+        with self._stats.timed("forward_s"):
+            logits = self._forward(schedule)
+        if schedule.decodes:
+            with self._stats.timed("sample_s"):
+                picks = self._sample(schedule.decodes, logits)
+            with self._stats.timed("collect_s"):
+                self._collect(schedule.decodes, *picks)
+
+    @torch.inference_mode()
+    def _forward(self, schedule: Schedule) -> Tensor:
+        """Run the rows of a schedule; returns the logits (N, V) of its decode rows."""
+        slots = [*(s for s, _, _ in schedule.fills), *(r.slot for r in schedule.decodes)]
+        if slots:
+            self._store.reserve(1 + max(s.number for s in slots), 1 + max(len(s.tokens) for s in slots))
+        for source, target, length in schedule.copies:
+            self._store.copy(source.number, [target.number], length)
+        if not slots:
+            return torch.empty(0)
+        rows = _Rows(schedule, self._device)
+        plan = SlotPlan(self._store, rows.slots, rows.positions, rows.blocks)
+        out = self._model(
+            input_ids=rows.tokens[None],
+            position_ids=rows.positions[None],
+            use_cache=False,
+            logits_to_keep=rows.decoded,
+            plan=plan,
+        )
+        for slot, _, end in schedule.fills:
+            slot.cached = end
+        for request in schedule.decodes:
+            request.slot.cached += 1
+        self._stats.passes += 1
+        self._stats.prefill_tokens += sum(end - start for _, start, end in schedule.fills)
+        self._stats.decode_tokens += len(schedule.decodes)
+        logits: Tensor = out.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _sample(self, requests: list[Request], logits: Tensor) -> tuple[list[int], list[float], list[float] | None]:
+        keys = np.array([r.params.seed for r in requests], np.uint64)
+        counters = np.array([r.sampled for r in requests], np.uint64)
+        return sample(logits[: len(requests)], [r.params for r in requests], uniform(keys, counters))
+
+    def _collect(
+        self, requests: list[Request], tokens: list[int], logprobs: list[float], kept: list[float] | None
+    ) -> None:
+        """Append what was sampled and end the requests that are complete."""
+        for i, request in enumerate(requests):
+            request.slot.tokens.append(tokens[i])
+            request.sampled += 1
+            request.logprobs.append(logprobs[i])
+            request.versions.append(self._version)
+            if kept is not None:
+                request.kept.append(kept[i])
+            reason = self._finish_reason(request, tokens[i])
+            if reason is not None:
+                completion = self._completion(request, reason)  # first: finishing may empty the slot
+                self._scheduler.finish(request)
+                _resolve(request, completion)
+
+    def _finish_reason(self, request: Request, token: int) -> str | None:
+        if token in request.params.stop_token_ids:
+            return "eos"
+        if request.stops is not None and request.stops.push(token):
+            return "stop"
+        full = len(request.slot.tokens) >= self._max_context
+        return "length" if full or request.sampled >= request.params.max_new_tokens else None
+
+    def _completion(self, request: Request, reason: str) -> Completion:
+        tokens = np.asarray(request.slot.tokens[len(request.slot.tokens) - request.sampled :], np.int32)
+        body = tokens[:-1] if reason == "eos" else tokens
+        text = self._decode(body.tolist())
+        if reason == "stop" and request.stops is not None:
+            text = request.stops.text(include_stop=request.params.include_stop_str_in_output)
+        spans = tuple(
+            Span(
+                tokens[a:b],
+                Author.MODEL,
+                "assistant",
+                self._decode(tokens[a:b].tolist()),
+                logprobs=np.asarray(request.logprobs[a:b], np.float32),
+                version=request.versions[a],
+                kept_logmass=np.asarray(request.kept[a:b], np.float32) if request.params.truncated else None,
+            )
+            for a, b in _runs(request.versions)
+        )
+        return Completion(spans, reason, text)
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing may wait for ever: every request learns of the failure, and caches are dropped."""
+        self._take_inbox()
+        scheduler = self._scheduler
+        for request in [*scheduler.active, *scheduler.waiting]:
+            failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            _reject(request, failure)
+        scheduler.waiting.clear()
+        for request in list(scheduler.active):
+            scheduler.finish(request)
+        scheduler.invalidate()
+
+
+class _Rows:
+    """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8."""
+
+    def __init__(self, schedule: Schedule, device: torch.device) -> None:
+        tokens: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        for slot, start, end in schedule.fills:
+            tokens += slot.tokens[start:end]
+            slots += [slot.number] * (end - start)
+            positions += range(start, end)
+        first = len(tokens)
+        for request in schedule.decodes:
+            tokens.append(request.slot.tokens[-1])
+            slots.append(request.slot.number)
+            positions.append(len(request.slot.tokens) - 1)
+        count = round_up(len(tokens) + 1, ROW_MULTIPLE)  # at least one spare row, where padding may point
+        spare = count - len(tokens)
+        self.tokens = torch.tensor(tokens + [0] * spare, device=device)
+        self.slots = torch.tensor(slots + [0] * spare, device=device)
+        self.positions = torch.tensor(positions + [0] * spare, device=device)
+        wanted = max(ROW_MULTIPLE, round_up(len(schedule.decodes), ROW_MULTIPLE))
+        self.decoded = torch.tensor(
+            [*range(first, first + len(schedule.decodes))] + [count - 1] * wanted, device=device
+        )
+        self.decoded = self.decoded[:wanted]
+        self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
+        if schedule.decodes:
+            block_slots = self.slots[first : first + len(schedule.decodes)]
+            rows = torch.arange(first, first + len(schedule.decodes), device=device)[:, None]
+            longest = max(len(r.slot.tokens) for r in schedule.decodes)
+            self.blocks.append(Block(block_slots, rows, self.positions[rows], key_length(longest)))
+
+
+def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.device) -> Iterator[Block]:
+    """Prefill segments as padded blocks, segments of like length together."""
+    first = 0
+    spans: list[tuple[int, int, int, int]] = []  # (rows rounded up, first row, first position, slot)
+    for slot, start, end in fills:
+        spans.append((round_up(end - start, ROW_MULTIPLE), first, start, slot.number))
+        first += end - start
+    lengths = [end - start for _, start, end in fills]
+    for width in sorted({w for w, *_ in spans}):
+        members = [(s, n) for s, n in zip(spans, lengths, strict=True) if s[0] == width]
+        rows = np.full((len(members), width), spare, np.int64)
+        positions = np.full((len(members), width), -1, np.int64)
+        for i, ((_, row, position, _), n) in enumerate(members):
+            rows[i, :n] = np.arange(row, row + n)
+            positions[i, :n] = np.arange(position, position + n)
+        yield Block(
+            torch.tensor([s[3] for s, _ in members], device=device),
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(positions).to(device),
+            key_length(int(positions.max()) + 1),
+        )
+
+
+def _skeleton(model: nn.Module, dtype: str) -> nn.Module:
+    """A second module tree over the same parameters: ``train()``, dropout or ``disable_adapter()`` on the
+    trainer's side do not reach it. With another dtype the parameters are a converted copy."""
+    attention.check_supported(model)
+    if dtype == "auto":
+        twin: nn.Module = copy.deepcopy(model, memo={id(p): p for p in model.parameters()})
+    else:
+        twin = copy.deepcopy(model).to(getattr(torch, dtype)).requires_grad_(requires_grad=False)
+    attention.use(twin)
+    return twin.eval()
+
+
+def _copy_weights(policy: Any, model: nn.Module) -> None:
+    """Copy into the engine's parameters those of ``policy`` that are not the very same tensors."""
+    if policy is None:
+        return
+    source = dict(policy.named_parameters())
+    own = dict(model.named_parameters())
+    if absent := [name for name in own if name not in source]:
+        raise EngineError(f"load_weights: the policy has no parameter {absent[0]!r}; it is not the engine's model")
+    with torch.no_grad():
+        for name, mine in own.items():
+            if source[name] is not mine:
+                mine.copy_(source[name])
+
+
+def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(start, end) of the runs of equal values."""
+    start = 0
+    for i in range(1, len(values) + 1):
+        if i == len(values) or values[i] != values[start]:
+            yield start, i
+            start = i
+
+
+def _resolve(request: Request, completion: Completion) -> None:
+    def deliver() -> None:
+        if not request.future.done():
+            request.future.set_result(completion)
+
+    request.loop.call_soon_threadsafe(deliver)
+
+
+def _reject(request: Request, error: Exception) -> None:
+    def deliver() -> None:
+        if not request.future.done():
+            request.future.set_exception(error)
+
+    if not request.loop.is_closed():
+        request.loop.call_soon_threadsafe(deliver)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which requests run in the next forward pass, and which slot each lives in. Policy only: no tensors.
+
+Every request feeds its last known token through a decode row; what lies before it and is not cached is
+prefilled without computing logits. A request takes over whatever prefix any slot already holds: the members of
+a group fill their prompt once, all tasks fill a common system prompt once, and a follow-up turn only fills what
+the environment added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.stops import StopFinder
+from palestra.types import IntArray
+
+WORTH_WAITING = 8
+"""Tokens that another slot must be about to hold for a request to wait one pass and copy them."""
+HEAD = 32
+"""Prompts that agree in their first tokens, this many, are looked at for a longer common prefix."""
+
+
+def _head(tokens: IntArray) -> bytes:
+    return tokens[:HEAD].tobytes()
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place in the store. ``tokens[:cached]`` are the tokens whose keys it holds; ``stale``: some of them by
+    older weights, for the generation under way only."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    cached: int = 0
+    session: str | None = None
+    busy: bool = False
+    stale: bool = False
+
+    def shared_prefix(self, tokens: IntArray) -> int:
+        """How many leading tokens of ``tokens`` this slot already holds."""
+        return min(self.cached, self.planned_prefix(tokens))
+
+    def planned_prefix(self, tokens: IntArray) -> int:
+        """How many leading tokens of ``tokens`` it holds or is about to be filled with."""
+        n = min(len(self.tokens), len(tokens))
+        if not n or self.tokens[0] != tokens[0]:
+            return 0
+        same = np.asarray(self.tokens[:n], np.int32) == tokens[:n]
+        return n if same.all() else int(same.argmin())
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation under way. ``sampled`` counts the tokens at the end of ``slot.tokens`` that are ours."""
+
+    prompt: IntArray
+    params: SamplingParams
+    session: str
+    future: asyncio.Future[Completion]
+    loop: asyncio.AbstractEventLoop
+    stops: StopFinder | None
+    slot: Slot = field(default_factory=lambda: Slot(-1))
+    sampled: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    cancelled: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known but not cached; the last of them is fed through a decode row."""
+        return len(self.slot.tokens) - self.slot.cached
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One forward pass: prefill segments as (slot, first position, end), and the requests that decode."""
+
+    fills: list[tuple[Slot, int, int]]
+    decodes: list[Request]
+    copies: list[tuple[Slot, Slot, int]]
+
+
+class Scheduler:
+    """Admits requests into slots and picks the rows of each pass.
+
+    max_rows: requests that run at once. max_slots: sessions whose keys are kept. prefill_tokens: at most this
+    many prompt tokens per pass.
+    """
+
+    def __init__(self, *, max_rows: int, max_slots: int, prefill_tokens: int) -> None:
+        self.max_rows, self.max_slots, self.prefill_tokens = max_rows, max_slots, prefill_tokens
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []
+        self.slots: list[Slot] = []
+        self.sessions: OrderedDict[str, Slot] = OrderedDict()  # least recently used first
+        self.places: dict[bytes, Slot] = {}  # tokens, or their head, → the slot that was last given them
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def next(self) -> Schedule:
+        """Admit what fits, then choose the rows of the next pass."""
+        self._drop_cancelled()
+        copies = list(self._admit())
+        fills, budget = [], self.prefill_tokens
+        decodes = [r for r in self.active if r.pending == 1]
+        for request in self.active:
+            slot = request.slot
+            if request.pending > 1 and budget > 0:
+                end = min(len(slot.tokens) - 1, slot.cached + budget)
+                fills.append((slot, slot.cached, end))
+                budget -= end - slot.cached
+        decodes.sort(key=lambda r: r.slot.number)
+        return Schedule(fills, decodes, copies)
+
+    def finish(self, request: Request) -> None:
+        """The request is done; its session keeps the slot for the next turn."""
+        self.active.remove(request)
+        request.slot.busy = False
+        if request.slot.session is None or request.slot.stale:
+            self._forget(request.slot)
+
+    def release(self, session: str) -> None:
+        """The session is over. Its slot is free at once, or when the request in it ends."""
+        slot = self.sessions.pop(session, None)
+        if slot is not None:
+            slot.session = None
+
+    def invalidate(self) -> None:
+        """The weights changed: nothing that is not being used right now may be reused."""
+        self.places.clear()
+        for slot in self.slots:
+            if slot.busy:
+                slot.stale = True
+            else:
+                self._forget(slot)
+
+    def recompute(self) -> None:
+        """Make the running requests fill their keys again under the new weights."""
+        for request in self.active:
+            request.slot.cached, request.slot.stale = 0, False
+
+    def _admit(self) -> Iterator[tuple[Slot, Slot, int]]:
+        later: deque[Request] = deque()
+        while self.waiting and len(self.active) < self.max_rows:
+            request = self.waiting.popleft()
+            last = len(request.prompt) - 1  # the last token always goes through a decode row
+            source, ready, coming = self._best_prefix(request.prompt[:last], request.session)
+            if coming - ready >= WORTH_WAITING:
+                later.append(request)  # someone is filling what it needs: copy from there, next time
+                continue
+            slot = self._slot_for(request.session)
+            if slot is None:
+                later.append(request)
+                break
+            have = slot.shared_prefix(request.prompt[:last])
+            slot.tokens, slot.cached, slot.busy = request.prompt.tolist(), have, True
+            if source is not None and source is not slot and ready > have:
+                slot.cached = ready
+                yield source, slot, ready
+            self.places[request.prompt[:last].tobytes()] = self.places[_head(request.prompt)] = slot
+            request.slot = slot
+            self.active.append(request)
+        self.waiting.extendleft(reversed(later))
+
+    def _best_prefix(self, tokens: IntArray, session: str) -> tuple[Slot | None, int, int]:
+        """The slot that holds the longest prefix of ``tokens``, how much it holds, and how much some slot will
+        hold once it is filled. Looked for in the session's own slot, in the last one that was given the same
+        tokens (a sibling), and in the last one that was given the same beginning (a common system prompt)."""
+        best, ready, coming = None, 0, 0
+        for slot in (self.sessions.get(session), self.places.get(tokens.tobytes()), self.places.get(_head(tokens))):
+            if slot is None or slot.stale:
+                continue
+            planned = slot.planned_prefix(tokens)
+            held = min(planned, slot.cached)
+            coming = max(coming, planned)
+            if held > ready:
+                best, ready = slot, held
+        return best, ready, coming
+
+    def _slot_for(self, session: str) -> Slot | None:
+        slot = self.sessions.get(session)
+        if slot is None:
+            slot = next((s for s in self.slots if s.session is None and not s.busy), None)
+        if slot is None and len(self.slots) < self.max_slots:
+            slot = Slot(len(self.slots) + 1)  # number 0 is the store's scratch slot
+            self.slots.append(slot)
+        if slot is None:
+            oldest = next((name for name, s in self.sessions.items() if not s.busy), None)
+            if oldest is None:
+                return None
+            slot = self.sessions.pop(oldest)
+            self._forget(slot)
+        if slot.busy:
+            return None  # the session's previous request is still being wound up
+        slot.session = session
+        self.sessions[session] = slot
+        self.sessions.move_to_end(session)
+        return slot
+
+    @staticmethod
+    def _forget(slot: Slot) -> None:
+        slot.tokens, slot.cached, slot.stale = [], 0, False
+
+    def _drop_cancelled(self) -> None:
+        self.waiting = deque(r for r in self.waiting if not r.cancelled)
+        for request in [r for r in self.active if r.cancelled]:
+            self.finish(request)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the engine keeps keys and values: one slot per session, and the plan by which a forward pass uses them.
+
+Every forward pass is a flat list of rows, one row per token. A row knows its slot and its position; its key
+and value are written first, then it attends to everything in its slot up to itself. Rows come as *segments*
+(several new tokens of one slot: a prompt, a tool's result) and as *decode rows* (one token each).
+
+What makes a row's bits independent of its neighbours on the CPU: the number of rows is a multiple of 8, key
+lengths are a multiple of 16, and attention is matmul + softmax in fixed shapes per entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from palestra.model.attention import masked_softmax
+
+ROW_MULTIPLE = 8
+KEY_MULTIPLE = 16
+MIN_KEYS = 64  # below 400 multiply-adds torch.bmm takes another kernel, so the choice would depend on neighbours
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is at least ``n``."""
+    return -(-n // multiple) * multiple
+
+
+def key_length(longest: int) -> int:
+    """How many keys a pass looks at when the longest row sees ``longest``."""
+    return max(MIN_KEYS, round_up(longest, KEY_MULTIPLE))
+
+
+class SlotStore:
+    """Keys and values of ``slots`` sessions, each up to ``capacity`` tokens; grows by doubling.
+
+    Per layer: keys (slots, Hkv, capacity, D), values (slots, Hkv, capacity, Dv); layers appear when they
+    first write, so families whose layers differ in shape need no special case. Slot 0 is scratch: rows that
+    only fill up the batch write there.
+    """
+
+    def __init__(self, slots: int = 8, capacity: int = MIN_KEYS) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Make room for slot numbers below ``slots`` and positions below ``capacity``, keeping what is stored."""
+        wanted = (_doubled(self.slots, slots), _doubled(self.capacity, key_length(capacity)))
+        if wanted == (self.slots, self.capacity):
+            return
+        for table in (self.keys, self.values):
+            for layer, old in table.items():
+                new = old.new_zeros(wanted[0], old.shape[1], wanted[1], old.shape[3])
+                new[: old.shape[0], :, : old.shape[2]] = old
+                table[layer] = new
+        self.slots, self.capacity = wanted
+
+    def write(self, layer: int, slots: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key, value (N, Hkv, D) of N rows at their slots and positions."""
+        if layer not in self.keys:
+            for table, rows in ((self.keys, key), (self.values, value)):
+                table[layer] = rows.new_zeros(self.slots, rows.shape[1], self.capacity, rows.shape[2])
+        self.keys[layer][slots, :, positions] = key
+        self.values[layer][slots, :, positions] = value
+
+    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
+        """Give the first ``length`` tokens of one slot to others (members of a group share a prompt)."""
+        index = torch.tensor(targets)
+        for table in (self.keys, self.values):
+            for rows in table.values():
+                rows[index.to(rows.device), :, :length] = rows[source, :, :length]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for table in (self.keys, self.values) for t in table.values())
+
+
+def _doubled(have: int, need: int) -> int:
+    while have < need:
+        have *= 2
+    return have
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows that attend together: S slots with Lq rows each. ``rows`` (S, Lq) indexes the flat rows;
+    ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many keys to look at."""
+
+    slots: Tensor
+    rows: Tensor
+    positions: Tensor
+    length: int
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor:
+        """bool (S, 1, 1, Lq, length), True where a row may look; made once per pass and window."""
+        if window not in self.masks:
+            keys = torch.arange(self.length, device=self.positions.device)
+            query = self.positions[:, :, None]
+            seen = keys <= query
+            if window is not None:
+                seen &= keys > query - window
+            seen[..., 0] |= self.positions < 0  # a padded row looks at key 0, so that its softmax is finite
+            self.masks[window] = seen[:, None, None]
+        return self.masks[window]
+
+
+@dataclass(slots=True)
+class SlotPlan:
+    """How one flat forward pass of the engine attends (an ``AttentionPlan``)."""
+
+    store: SlotStore
+    slots: Tensor
+    positions: Tensor
+    blocks: list[Block]
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        self.store.write(layer, self.slots, self.positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        flat = query[0].transpose(0, 1)  # (N, H, D)
+        out = flat.new_zeros(*flat.shape[:2], value.shape[-1])
+        for block in self.blocks:
+            keys = self.store.keys[layer][block.slots, :, : block.length]  # (S, Hkv, L, D)
+            values = self.store.values[layer][block.slots, :, : block.length]
+            out[block.rows] = _grouped(flat[block.rows], keys, values, block.mask(window), scale, softcap, sinks)
+        return out[None]
+
+
+def _grouped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """query (S, Lq, H, D) against keys (S, Hkv, L, D) → (S, Lq, H, Dv).
+
+    The query heads that share a key head become rows of one matrix product, so keys are never repeated.
+    """
+    s, lq, h, d = query.shape
+    hkv = keys.shape[1]
+    q = query.transpose(1, 2).reshape(s, hkv, (h // hkv) * lq, d)
+    scores = (q @ keys.transpose(-1, -2) * scale).view(s, hkv, h // hkv, lq, -1)
+    if sinks is not None:
+        sinks = sinks.view(hkv, h // hkv).flatten()
+        weights = masked_softmax(scores.flatten(1, 2), mask[:, 0], softcap=softcap, sinks=sinks).view_as(scores)
+    else:
+        weights = masked_softmax(scores, mask, softcap=softcap, sinks=None)
+    mixed = weights.view(s, hkv, -1, weights.shape[-1]) @ values
+    return mixed.view(s, h, lq, -1).transpose(1, 2)
