@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From groups to rows to tensors: what one step learns from.
+
+Conventions, everywhere in this room: index i of any per-token array belongs to *token i* (never to the
+logits that predict it); ``loss_mask`` True = counts; log-probs in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from palestra.model.attention import attend
+from palestra.types import BoolArray, FloatArray, Group, IntArray, Trajectory
+
+PerToken = npt.NDArray[np.floating[Any]]
+"""One number per token of a sample, float32 or float64 [T]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One training row: one trajectory's tokens with what the sampler recorded (seed 1's StepSample).
+
+    tokens int32[T]; loss_mask bool[T]; logprobs float32[T], the sampler's; versions int32[T].
+    group, episode: whose row it is (credit is given by name, never by position). reward: the episode's.
+    turn_ends: index of the last sampled token of each turn. trained: False for rows that only serve the
+    baseline (stale ones).
+    """
+
+    tokens: IntArray
+    loss_mask: BoolArray
+    logprobs: FloatArray
+    versions: IntArray
+    group: str
+    episode: str
+    reward: float
+    turn_ends: tuple[int, ...] = ()
+    trained: bool = True
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(self.loss_mask.sum()) if self.trained else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """A step's samples with what was computed about them; per-token lists run parallel to ``samples``.
+
+    advantages, old, ref: float64/float32 [T] each, or None until computed. ``old`` are the log-probs that the
+    ratio is taken against; ``ref`` the reference policy's.
+    """
+
+    samples: tuple[Sample, ...]
+    advantages: tuple[PerToken, ...] | None = None
+    old: tuple[PerToken, ...] | None = None
+    ref: tuple[PerToken, ...] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def with_(self, **changes: object) -> Rows:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def rows(groups: Iterable[Group], *, min_group: int = 2) -> Rows:
+    """Every scored trajectory with at least one sampled token as a row.
+
+    Left out, and counted: episodes that failed (``errors``), were never scored (``unscored``) or sampled
+    nothing (``empty``); whole groups with fewer than ``min_group`` usable episodes (``groups_dropped``).
+    """
+    kept: list[Sample] = []
+    counts = {"errors": 0, "unscored": 0, "empty": 0, "groups_dropped": 0, "stale": 0}
+    for group in groups:
+        usable = []
+        for episode in group.episodes:
+            if episode.error is not None:
+                counts["errors"] += 1
+            elif episode.reward is None:
+                counts["unscored"] += 1
+            elif not any(t.sampled_tokens for t in episode.trajectories):
+                counts["empty"] += 1
+            else:
+                usable.append(episode)
+        if len(usable) < min_group:
+            counts["groups_dropped"] += 1
+            continue
+        for episode in usable:
+            stale = bool(episode.info.get("stale", False))
+            counts["stale"] += stale
+            name = f"{group.id}/{episode.member}"
+            reward = float(episode.reward or 0.0)
+            kept += [
+                _sample(t, group.id, name, reward, trained=not stale) for t in episode.trajectories if t.sampled_tokens
+            ]
+    return Rows(tuple(kept), counts=counts)
+
+
+def _sample(trajectory: Trajectory, group: str, episode: str, reward: float, *, trained: bool) -> Sample:
+    mask = trajectory.loss_mask
+    ends, at = [], 0
+    for turn in trajectory.turns:
+        sampled = np.flatnonzero(mask[at : at + sum(len(s) for s in turn.spans)])
+        if len(sampled):
+            ends.append(at + int(sampled[-1]))
+        at += sum(len(s) for s in turn.spans)
+    return Sample(
+        trajectory.tokens,
+        mask,
+        trajectory.logprobs,
+        trajectory.versions,
+        group,
+        episode,
+        reward,
+        tuple(ends),
+        trained,
+    )
+
+
+Reduction = Literal["sequence_mean", "token_mean", "constant"]
+
+
+def token_weights(samples: Sequence[Sample], reduction: Reduction, *, divisor: float | None = None) -> list[PerToken]:
+    """The weight w of every token, so that a step's loss is Σ w·ℓ over all its tokens, however it is cut.
+
+    ``sequence_mean``: mean over each episode's trained tokens, then over episodes (an episode that trains as
+    several rows still counts once). ``token_mean``: mean over all trained tokens. ``constant``: sum over
+    tokens / ``divisor`` (Dr. GRPO: episodes × token limit). Without trained tokens all weights are 0.
+
+    >>> one = Sample(*(np.zeros(3, t) for t in (np.int32, bool, np.float32, np.int32)), "g", "a", 0.0)
+    >>> rows_ = [replace(one, loss_mask=np.array([False, True, True])),
+    ...          replace(one, episode="b", loss_mask=np.array([False, False, True]))]
+    >>> [w.tolist() for w in token_weights(rows_, "sequence_mean")]
+    [[0.0, 0.25, 0.25], [0.0, 0.0, 0.5]]
+    """
+    per_episode: dict[str, int] = {}
+    for s in samples:
+        per_episode[s.episode] = per_episode.get(s.episode, 0) + s.trained_tokens
+    episodes = sum(n > 0 for n in per_episode.values())
+    total = sum(per_episode.values())
+    if reduction == "constant" and not divisor:
+        raise ValueError("reduction 'constant' needs a positive divisor")
+
+    def weight(sample: Sample) -> float:
+        if not sample.trained_tokens:
+            return 0.0
+        if reduction == "sequence_mean":
+            return 1.0 / (per_episode[sample.episode] * episodes)
+        return 1.0 / (total if reduction == "token_mean" else float(divisor or 0.0))
+
+    return [np.where(s.loss_mask, weight(s), 0.0) for s in samples]
+
+
+# Packing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """Rows of the flat batch that attend together: ``query`` (S, Lq) to ``keys`` (S, Lk), both indices into
+    the flat tokens, -1 where padded."""
+
+    query: Tensor
+    keys: Tensor
+    causal: bool
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, positions: Tensor) -> Tensor | None:
+        """bool (S, 1, Lq, Lk), True = may look; None where plain causal attention does (padding sits at the
+        end, so no real query sees it)."""
+        if window not in self.masks:
+            if self.causal and window is None:
+                self.masks[window] = None
+            else:
+                q = positions[self.query.clamp(min=0)][:, :, None]
+                k = positions[self.keys.clamp(min=0)][:, None, :]
+                seen = (k <= q) & (self.keys >= 0)[:, None, :]
+                if window is not None:
+                    seen &= k > q - window
+                seen[:, :, 0] |= self.query < 0  # a padded query looks somewhere, so that it stays finite
+                self.masks[window] = seen[:, None]
+        return self.masks[window]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One micro-batch as a single flat sequence without padding.
+
+    tokens, positions (1, N). Episodes of a group that begin with the same tokens share them: those rows occur
+    once and their keys serve all members. ``predict`` (M,): flat row whose logits predict each trained token;
+    ``targets`` (M,): that token; ``weights``, ``advantages``, ``old``, ``ref`` (M,): per trained token;
+    ``sequence`` (M,): index of its sample within the batch. The batch is an ``AttentionPlan``.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    segments: list[Segment]
+    unpad: Tensor
+    predict: Tensor
+    targets: Tensor
+    sequence: Tensor
+    weights: Tensor
+    advantages: Tensor | None = None
+    old: Tensor | None = None
+    ref: Tensor | None = None
+    indices: tuple[int, ...] = ()
+    dropout: bool = False
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads, D)
+        outs = []
+        for segment in self.segments:
+            keys = segment.keys.clamp(min=0)
+            mixed = attend(
+                q[segment.query.clamp(min=0)].transpose(1, 2),
+                k[keys].transpose(1, 2),
+                v[keys].transpose(1, 2),
+                segment.mask(window, self.positions[0]),
+                scale=scale,
+                softcap=softcap,
+                sinks=sinks,
+                dropout=dropout if self.dropout else 0.0,
+            )
+            outs.append(mixed.transpose(1, 2).flatten(0, 1))
+        return torch.cat(outs)[self.unpad][None]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Consecutive new tokens of one sample (or a shared prompt) and the flat rows they come after."""
+
+    tokens: IntArray
+    prefix: list[int]
+    start: int = 0
+
+
+def pack(
+    data: Rows,
+    weights: Sequence[PerToken],
+    indices: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """The samples at ``indices`` as one flat micro-batch, shared prompts stored once."""
+    pieces, order, row_of = _layout(data.samples, indices)
+    count = sum(len(p.tokens) for p in pieces)
+    segments, unpad = _segments(pieces, count)
+    tokens = np.concatenate([p.tokens for p in pieces])
+    positions = np.concatenate([np.arange(len(p.prefix), len(p.prefix) + len(p.tokens)) for p in pieces])
+
+    def gather(values: Sequence[PerToken] | None) -> Tensor | None:
+        if values is None:
+            return None
+        flat = [values[i][data.samples[i].loss_mask & _not_first(data.samples[i])] for i in order]
+        return torch.as_tensor(np.concatenate(flat), dtype=dtype, device=device)
+
+    predict, targets, sequence = [], [], []
+    for at, (i, flat_rows) in enumerate(zip(order, row_of, strict=True)):
+        sample = data.samples[i]
+        where = np.flatnonzero(sample.loss_mask & _not_first(sample))
+        predict.append(np.asarray(flat_rows, np.int64)[where - 1])
+        targets.append(sample.tokens[where].astype(np.int64))
+        sequence.append(np.full(len(where), at))
+    weight = gather(weights)
+    assert weight is not None
+
+    def ints(parts: Sequence[npt.NDArray[Any]]) -> Tensor:
+        return torch.as_tensor(np.concatenate(parts), dtype=torch.long, device=device)
+
+    return Batch(
+        tokens=torch.as_tensor(tokens, dtype=torch.long, device=device)[None],
+        positions=torch.as_tensor(positions, dtype=torch.long, device=device)[None],
+        segments=[Segment(s.query.to(device), s.keys.to(device), s.causal) for s in segments],
+        unpad=unpad.to(device),
+        predict=ints(predict),
+        targets=ints(targets),
+        sequence=ints(sequence),
+        weights=weight,
+        advantages=gather(data.advantages),
+        old=gather(data.old),
+        ref=gather(data.ref),
+        indices=tuple(order),
+    )
+
+
+def _not_first(sample: Sample) -> BoolArray:
+    """Nothing predicts the first token of a sequence."""
+    return np.arange(len(sample.tokens)) > 0
+
+
+TRUNK = 32
+"""A prefix shared by a whole micro-batch (a system prompt with its tools) is stored once from this length on;
+a shorter one would save less than its kernels cost."""
+
+
+def _layout(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[list[_Piece], list[int], list[list[int]]]:
+    """A tree of three levels: what all samples begin with, what a group begins with, each sample's own tokens.
+
+    Returns the pieces in flat order, the samples in that order, and the flat row of each of a sample's tokens.
+    """
+    pieces: list[_Piece] = []
+    order: list[int] = []
+    row_of: list[list[int]] = []
+    count = 0
+
+    def add(tokens: IntArray, prefix: list[int]) -> list[int]:
+        nonlocal count
+        if not len(tokens):
+            return prefix
+        pieces.append(_Piece(tokens, prefix, count))
+        count += len(tokens)
+        return prefix + list(range(count - len(tokens), count))
+
+    trunk, groups = _shared(samples, indices)
+    root = add(trunk, [])
+    for prompt, members in groups:
+        stem = add(prompt[len(trunk) :], root)
+        for i in members:
+            order.append(i)
+            row_of.append(add(samples[i].tokens[len(prompt) :], stem))
+    return pieces, order, row_of
+
+
+def _shared(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[IntArray, list[tuple[IntArray, list[int]]]]:
+    """The trunk, and per group its shared leading tokens (trunk included) with its members."""
+    groups: dict[str, list[int]] = {}
+    for i in indices:
+        groups.setdefault(samples[i].group, []).append(i)
+    trunk = _common(samples, indices) if len(groups) > 1 else samples[indices[0]].tokens[:0]
+    if len(trunk) < TRUNK:
+        trunk = trunk[:0]
+    return trunk, [(_common(samples, m) if len(m) > 1 else trunk, m) for m in groups.values()]
+
+
+def _common(samples: Sequence[Sample], members: Sequence[int]) -> IntArray:
+    """The leading tokens that all members have in common. They end before the first sampled token of each, so
+    every trained token keeps a row of its own."""
+    first = samples[members[0]].tokens
+    limit = min(int(samples[i].loss_mask.argmax()) if samples[i].loss_mask.any() else 0 for i in members)
+    for i in members[1:]:
+        n = min(limit, len(samples[i].tokens))
+        same = samples[i].tokens[:n] == first[:n]
+        limit = n if same.all() else int(same.argmin())
+    return first[:limit]
+
+
+def _segments(pieces: Sequence[_Piece], count: int) -> tuple[list[Segment], Tensor]:
+    """Pieces of like shape as padded blocks, and the index that turns their concatenation flat again."""
+    buckets: dict[tuple[int, int, bool], list[_Piece]] = {}
+    for piece in pieces:
+        width = _bucket(len(piece.tokens))
+        buckets.setdefault((width, _bucket(len(piece.prefix)), bool(piece.prefix)), []).append(piece)
+    segments: list[Segment] = []
+    unpad = np.zeros(count, np.int64)
+    at = 0
+    for (_, _, has_prefix), members in sorted(buckets.items(), key=lambda kv: kv[0]):
+        lq = max(len(p.tokens) for p in members)
+        lk = max(len(p.tokens) + len(p.prefix) for p in members)
+        query = np.full((len(members), lq), -1, np.int64)
+        keys = np.full((len(members), lk), -1, np.int64)
+        for i, p in enumerate(members):
+            n = len(p.tokens)
+            own = np.arange(p.start, p.start + n)
+            query[i, :n] = own
+            keys[i, : len(p.prefix) + n] = np.concatenate([np.asarray(p.prefix, np.int64), own])
+            unpad[own] = at + i * lq + np.arange(n)
+        at += len(members) * lq
+        segments.append(Segment(torch.from_numpy(query), torch.from_numpy(keys), not has_prefix))
+    return segments, torch.from_numpy(unpad)
+
+
+def _bucket(n: int) -> int:
+    """Lengths within about an eighth of each other share a bucket: little padding, few kernels."""
+    return n if n <= 8 else -(-n // (step := max(8, 1 << (n.bit_length() - 3)))) * step
+
+
+def micro_batches(samples: Sequence[Sample], indices: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Cut ``indices`` into runs of at most ``max_tokens`` tokens (a longer sample goes alone). Groups stay
+    together as far as they fit, so that their prompt is computed once; a shared prompt is counted once per
+    group, so the budget bounds what is really computed."""
+    batch: list[int] = []
+    size = 0
+    trunk, groups = _shared(samples, indices) if len(indices) else (None, [])
+    for prompt, members in groups:
+        opened = False
+        for i in members:
+            shared = len(prompt) if opened else len(trunk) if batch and trunk is not None else 0
+            cost = len(samples[i].tokens) - shared
+            if batch and size + cost > max_tokens:
+                yield batch
+                batch, size, cost = [], 0, len(samples[i].tokens)
+            batch.append(i)
+            size += cost
+            opened = True
+    if batch:
+        yield batch
