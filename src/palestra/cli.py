@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``palestra``: which verb was asked for, and how a mistake is told.
+
+Exit codes: 0 done, 1 something failed, 2 a mistake in what was asked, 130 interrupted. What a verb needs is
+imported when the verb runs, so that ``palestra --help`` is quick.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from palestra import config as configuration
+from palestra.errors import UserError
+from palestra.run.progress import Progress, clock, number
+
+C = TypeVar("C", bound=configuration.Config)
+
+app = typer.Typer(
+    help="Trains language agents by reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The config file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="key.sub=value", help="Overrides of the config, the value as YAML.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Run directory (overrides the config's `out`).")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and stop; writes nothing.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the run directory.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only errors.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"palestra {_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="RL steps (default: as many as the demo needs).")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small model from scratch to use a calculator, in minutes, with nothing to download."""
+    with _told(debug):
+        from palestra.train.demo import run_demo
+
+        where = out or _fresh(Path("runs/demo"))
+        with _progress(quiet) as progress:
+            summary = run_demo(where, seed=seed, steps=steps, progress=progress)
+        _done(where, summary, quiet)
+
+
+@app.command()
+def sft(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Fine-tune on demonstrations."""
+    with _told(debug):
+        from palestra.train.config import SFTConfig
+
+        settings = _load(config, overrides, out, SFTConfig)
+        if dry_run:
+            _plan(settings)
+            return
+        from palestra.train.sft import train_sft
+
+        with _progress(quiet) as progress:
+            summary = train_sft(settings, progress=progress, resume=resume)
+        _done(Path(settings.out), summary, quiet)
+
+
+@app.command()
+def rl(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Improve a model by reinforcement learning on episodes."""
+    with _told(debug):
+        from palestra.train.config import RLConfig
+
+        settings = _load(config, overrides, out, RLConfig)
+        if dry_run:
+            _plan(settings)
+            return
+        from palestra.train.rl import train_rl
+
+        with _progress(quiet) as progress:
+            summary = train_rl(settings, progress=progress, resume=resume)
+        _done(Path(settings.out), summary, quiet)
+
+
+@app.command("eval")
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a model on held-out tasks."""
+    with _told(debug):
+        from palestra.train.config import EvalConfig
+
+        settings = _load(config, overrides, out, EvalConfig)
+        if dry_run:
+            _plan(settings)
+            return
+        from palestra.train.evaluation import run_eval
+
+        with _progress(quiet) as progress:
+            summary = run_eval(settings, progress=progress)
+        _done(Path(settings.out), summary, quiet)
+
+
+@app.command()
+def view(
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_ROLLOUTS", help="A run directory or a rollouts file.")],
+    step: Annotated[int | None, typer.Option(help="Step whose rollouts are shown (default: the last).")] = None,
+    groups: Annotated[int, typer.Option(min=1, help="How many groups are shown.")] = 4,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report page instead.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Show episodes: question, responses, tool results, reward by part, advantage, mask."""
+    with _told(debug):
+        from itertools import islice
+
+        from palestra.run.view import read_groups, rollouts_of, show_group
+
+        file = rollouts_of(path, step) if path.is_dir() else path
+        chosen = list(islice(read_groups(file), groups))
+        if html is not None:
+            _write_html(html, path, file, chosen)
+            return
+        console = Console(highlight=False)
+        console.print("+ marks what the model wrote: the tokens that are trained on", style="dim")
+        for group in chosen:
+            console.print(show_group(group))
+
+
+def main() -> None:
+    """Entry point of the command ``palestra``."""
+    # Threads that spin while they wait make a busy machine up to a hundred times slower, and win nothing
+    # measurable on a quiet one; torch reads this once, when it is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    app()
+
+
+@contextmanager
+def _told(debug: bool) -> Iterator[None]:
+    """A mistake or a failure becomes one line on stderr and an exit code; ``debug`` shows the traceback too."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _fail("interrupted", 130, debug)
+    except UserError as error:
+        _fail(f"error: {_line(error)}", 2, debug)
+    except BrokenPipeError:
+        raise  # the reader of our output went away (`| head`); typer ends quietly
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _fail(f"error: the disk is full ({_line(error)}); free some space or choose another --out", 2, debug)
+        said = f"{type(error).__name__}: {_line(error)}" if str(error) else type(error).__name__
+        _fail(f"error: {said} (run again with --debug for the traceback)", 1, debug)
+
+
+def _fail(line: str, code: int, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    typer.echo(line, err=True)
+    raise typer.Exit(code)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _load(path: Path, overrides: list[str] | None, out: Path | None, cls: type[C]) -> C:
+    """The config, ``--out`` counting as its last override."""
+    chosen = [] if out is None else [f"out={json.dumps(str(out))}"]
+    return configuration.load(path, [*(overrides or []), *chosen], cls)
+
+
+def _plan(settings: configuration.Config) -> None:
+    from palestra.train.plan import describe
+
+    typer.echo(describe(settings))
+
+
+def _progress(quiet: bool) -> Progress:
+    return Progress(Console(highlight=False), quiet=quiet)
+
+
+def _fresh(path: Path) -> Path:
+    """``path``, or the first of path-2, path-3, … that does not exist yet: a second demo just runs."""
+    candidate, n = path, 1
+    while candidate.exists():
+        n += 1
+        candidate = path.with_name(f"{path.name}-{n}")
+    return candidate
+
+
+def _done(where: Path, summary: Mapping[str, Any], quiet: bool) -> None:
+    """The run's numbers and where to look."""
+    if quiet:
+        return
+    for name, value in summary.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "format":
+            typer.echo(f"{name.replace('_', ' '):>24}  {clock(value) if name == 'seconds' else number(value)}")
+    report = where / "report.html"
+    typer.echo(f"results in {where}" + (f", report in {report}" if report.exists() else ""))
+
+
+def _write_html(html: Path, path: Path, file: Path, groups: list[dict[str, Any]]) -> None:
+    from palestra.run.report import write_report
+    from palestra.run.trackers import read_metrics
+
+    metrics = read_metrics(path / "metrics.jsonl") if path.is_dir() else []
+    stored = path / "summary.json"
+    summary = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
+    typer.echo(f"report in {html}")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("palestra")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

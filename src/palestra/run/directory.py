@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run directory: claimed by one run, described by ``run.json``, filled by the trackers. See docs/formats.md."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from palestra import config as configuration
+from palestra.errors import RunError
+from palestra.run.files import write_json, write_text, writing
+from palestra.run.metrics import check
+from palestra.run.trackers import Tracker, make_trackers
+
+FORMAT = 1
+_PACKAGES = ("palestra", "torch", "transformers", "peft", "accelerate", "numpy")
+
+
+class Run:
+    """An open run directory. Use :meth:`open`; a ``with`` block closes it.
+
+    path: the directory. strict: an unregistered metric name raises instead of being logged.
+
+    >>> import tempfile
+    >>> class Settings(configuration.Config):
+    ...     seed: int = 3
+    >>> with tempfile.TemporaryDirectory() as parent, Run.open(Path(parent) / "a", Settings()) as run:
+    ...     run.log(1, {"train/reward": 0.5}, phase="rl")
+    ...     sorted(p.name for p in run.path.iterdir())
+    ['config.yaml', 'metrics.jsonl', 'run.json', 'tensorboard']
+    """
+
+    def __init__(self, path: Path, trackers: Iterable[Tracker], *, strict: bool = False) -> None:
+        self.path = path
+        self.strict = strict
+        self._trackers = tuple(trackers)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        config: configuration.Config,
+        *,
+        resume: bool = False,
+        trackers: Sequence[str] = (),
+        strict: bool = False,
+    ) -> Run:
+        """Claim ``path`` for a new run, or go on with the run it holds.
+
+        trackers: extra ones by name (``wandb``, ``trackio``); JSONL and TensorBoard are always there. Raises
+        RunError when the directory holds another run, other files, or cannot be written; a directory that could
+        not be set up completely is left as it was.
+        """
+        path, values = Path(path), config.model_dump(mode="json")
+        if resume:
+            _describe_resumed(path, config)
+            return cls(path, make_trackers(path, values, trackers, resume=True), strict=strict)
+        made = _claim(path)
+        try:
+            write_json(path / "run.json", describe(config))
+            write_text(path / "config.yaml", configuration.dump(config))
+            return cls(path, make_trackers(path, values, trackers), strict=strict)
+        except BaseException:
+            _unclaim(path, made)
+            raise
+
+    def log(self, step: int, metrics: Mapping[str, float | int | None], *, phase: str) -> None:
+        """Hand one row to every tracker. The step is explicit in every call and may go backwards (a late
+        evaluation); None, NaN and infinite values are left out of the row, never written as 0."""
+        check(metrics, strict=self.strict)
+        with writing(self.path):
+            for tracker in self._trackers:
+                tracker.log(step, metrics, phase=phase, at=time.time())
+
+    def rewind(self, step: int, *, phase: str | None = None) -> int:
+        """Forget rows after ``step`` (of one phase, or of all), so that a resumed run writes none twice.
+        Returns how many rows went."""
+        with writing(self.path):
+            return sum(tracker.rewind(step, phase=phase) for tracker in self._trackers)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, the numbers at the end of the run."""
+        write_json(self.path / "summary.json", {"format": FORMAT, **summary})
+
+    def close(self) -> None:
+        """Flush and close the trackers. Calling it again does nothing."""
+        trackers, self._trackers = self._trackers, ()
+        with writing(self.path):
+            for tracker in trackers:
+                tracker.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def read_run(path: str | Path) -> dict[str, Any]:
+    """The content of ``run.json``; RunError where there is none or its format is unknown."""
+    file = Path(path) / "run.json"
+    try:
+        info = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(f"{path} holds no run (no run.json); check the path") from None
+    except ValueError:
+        raise RunError(f"{file} is not JSON; the run was not set up completely, choose another --out") from None
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        found = info.get("format") if isinstance(info, dict) else None
+        raise RunError(f"{file}: format {found!r} is not known here; this version reads format {FORMAT}")
+    return info
+
+
+def describe(config: configuration.Config) -> dict[str, Any]:
+    """What ``run.json`` says about this process: versions, seed, git state, command, start time (UTC)."""
+    return {
+        "format": FORMAT,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": sys.argv,
+        "seed": config.model_dump().get("seed"),
+        "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}},
+        "git": git_state(Path.cwd()),
+    }
+
+
+def git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a work tree or where git is not installed."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(directory), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _claim(path: Path) -> list[Path]:
+    """Make the directory and claim it by an empty ``run.json``; returns the directories that were made."""
+    made = [p for p in (path, *path.parents) if not p.exists()]
+    if not made and path.is_dir():
+        if (path / "run.json").exists():
+            raise RunError(f"{path} already holds a run; go on with it by --resume or choose another --out")
+        if any(path.iterdir()):
+            raise RunError(f"{path} is not empty and holds no run; choose another --out")
+    try:
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "run.json").touch(exist_ok=False)  # of two runs that start at once, one fails here
+    except RunError:
+        _remove(made)
+        raise
+    return made
+
+
+def _unclaim(path: Path, made: Sequence[Path]) -> None:
+    """Empty the directory again (it was empty when claimed) and remove what was made for it."""
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    _remove(made)
+
+
+def _remove(directories: Iterable[Path]) -> None:
+    for directory in directories:
+        with suppress(OSError):  # never made, or another run put something into it meanwhile
+            directory.rmdir()
+
+
+def _describe_resumed(path: Path, config: configuration.Config) -> None:
+    """Add this process to ``run.json`` under ``resumed``; ``config.yaml`` becomes the config now in force."""
+    if not path.exists():
+        raise RunError(f"there is no run to resume in {path}; check --out, or start without --resume")
+    info = read_run(path)
+    now = describe(config)
+    resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", "versions", "git")}]
+    write_json(path / "run.json", {**info, "resumed": resumed})
+    write_text(path / "config.yaml", configuration.dump(config))

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names under which numbers are logged: ``area/name``, the unit as suffix (``_s`` seconds, ``_tokens``).
+
+One table, one line of help each. A family such as ``reward/<part>`` is declared by its prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from palestra.errors import ConfigError, unknown
+
+METRICS: dict[str, str] = {
+    "sft/loss": "mean negative log-likelihood per trained token, in nats",
+    "sft/tokens": "tokens trained on so far",
+    "sft/learning_rate": "learning rate of the step",
+    "sft/epoch": "passes over the demonstrations so far",
+    "sft/grad_norm": "gradient norm before clipping",
+    "train/loss": "loss of the step, averaged over its updates",
+    "train/reward": "mean weighted reward over scored episodes",
+    "train/reward_std": "standard deviation of that reward",
+    "train/kl": "mean KL(policy || reference) per trained token (k3), in nats",
+    "train/kl_sum": "the same, summed over an episode",
+    "train/learning_rate": "learning rate of the step's last update",
+    "train/epoch": "passes over the tasks so far",
+    "train/grad_norm": "gradient norm before clipping, averaged over the step's updates",
+    "train/clip_fraction": "share of trained tokens whose ratio was clipped",
+    "train/ratio_mean": "mean ratio pi/pi_old over trained tokens; near 1",
+    "train/ratio_first_step_max": "largest |ratio - 1| in the step's first update; far from 0: sampler and trainer ",
+    "train/entropy": "mean entropy of the policy at trained tokens, in nats",
+    "train/tokens": "tokens trained on in the step",
+    "train/updates": "optimiser updates so far",
+    "train/updates_skipped": "optimiser updates skipped in the step (non-finite gradient or nothing to learn)",
+    "rollout/episodes": "episodes collected in the step",
+    "rollout/groups": "groups collected in the step",
+    "rollout/groups_zero_variance": "groups whose members all got the same reward: no advantage",
+    "rollout/groups_dropped": "groups left out because no reward in them could be used",
+    "rollout/errors": "episodes excluded because of a failure of the infrastructure",
+    "rollout/success_rate": "share of scored episodes that solved the task",
+    "rollout/sampled_tokens_mean": "tokens the model wrote per episode",
+    "rollout/turns_mean": "turns per episode",
+    "rollout/tool_calls_mean": "executed tool calls per episode",
+    "rollout/truncated_share": "share of episodes cut short by a limit",
+    "rollout/staleness_max": "most policy versions between sampling and training of a token",
+    "rollout/rewards_missing": "episodes left out of mean and deviation because a reward was None or not finite",
+    "eval/accuracy": "share of held-out tasks solved",
+    "eval/format": "share of held-out episodes in the right form",
+    "eval/reward": "mean weighted reward on held-out tasks",
+    "eval/sampled_tokens_mean": "tokens the model wrote per held-out episode",
+    "eval/turns_mean": "turns per held-out episode",
+    "eval/truncated_share": "share of held-out episodes cut short by a limit",
+    "eval/errors": "held-out episodes excluded because of a failure of the infrastructure",
+    "time/rollout_s": "seconds spent collecting episodes",
+    "time/reward_s": "seconds spent scoring them",
+    "time/reference_s": "seconds spent on log-probabilities without gradients",
+    "time/update_s": "seconds spent on forward, backward and optimiser",
+    "time/sync_s": "seconds spent handing weights to the engine",
+    "time/eval_s": "seconds spent evaluating",
+    "time/checkpoint_s": "seconds spent writing checkpoints",
+    "time/step_s": "seconds of the whole step",
+    "speed/sampled_tokens_per_s": "tokens sampled per second of rollout",
+    "speed/trained_tokens_per_s": "tokens trained on per second of update",
+}
+
+FAMILIES: dict[str, str] = {
+    "reward/": "mean of one named part of the reward, unweighted, over the episodes it scored",
+    "eval/reward/": "the same on held-out tasks",
+    "eval/stop/": "share of held-out episodes that ended for this reason",
+    "rollout/stop/": "share of episodes that ended for this reason",
+}
+
+
+def help_of(name: str) -> str | None:
+    """One line about a metric, or None for a name that is not registered.
+
+    >>> help_of("reward/format")
+    'mean of one named part of the reward, unweighted, over the episodes it scored'
+    >>> help_of("train/lose") is None
+    True
+    """
+    if name in METRICS:
+        return METRICS[name]
+    matches = [prefix for prefix in FAMILIES if name.startswith(prefix) and len(name) > len(prefix)]
+    return FAMILIES[max(matches, key=len)] if matches else None
+
+
+def check(names: Iterable[str], *, strict: bool) -> None:
+    """Refuse names that do not look like ``area/name`` and, when ``strict``, those that nobody registered.
+
+    >>> check(["train/lose"], strict=True)
+    Traceback (most recent call last):
+    palestra.errors.ConfigError: unknown metric 'train/lose': did you mean 'train/loss'? Register it in run/metrics.py
+    """
+    for name in names:
+        area, _, rest = name.partition("/")
+        if not area or not rest:
+            raise ConfigError(f"metric {name!r} is not of the form area/name")
+        if strict and help_of(name) is None:
+            said = unknown("metric", name, METRICS).partition(" Known:")[0]
+            raise ConfigError(f"{said} Register it in run/metrics.py")

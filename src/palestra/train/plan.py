@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``--dry-run``: what a config amounts to, before anything is spent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from palestra.config import Config, dump
+from palestra.data.dialogues import make_dialogues
+from palestra.model.lora import add_lora, base_model, trainable_report
+from palestra.train import setup
+from palestra.train.config import EvalConfig, RLConfig, SFTConfig, SFTSettings, learning_rate
+from palestra.train.sft import steps_of
+
+_GIB = 2**30
+
+
+def describe(config: Config) -> str:
+    """The resolved config and its consequences as text: groups, tokens, optimiser steps, divisors, parameters,
+    memory. Loads the model (for its sizes) and checks every name and data file; writes nothing."""
+    lines = {RLConfig: _rl, SFTConfig: _sft, EvalConfig: _eval}[type(config)](config)  # type: ignore[operator]
+    return dump(config).rstrip() + "\n\n" + "\n".join(f"# {line}" for line in lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Sizes that the estimates need."""
+
+    parameters: int
+    trainable: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    bytes_each: int
+
+    def training_bytes(self, tokens: int, logits: int, *, copies: int, checkpointing: bool) -> int:
+        """Weights, gradients and Adam's two moments, about 16 activations of the hidden size per token and layer
+        (one with checkpointing), and three float32 copies of the logits of ``logits`` trained tokens."""
+        weights = self.parameters * self.bytes_each * copies + self.trainable * (self.bytes_each + 8)
+        activations = tokens * self.hidden * self.layers * 4 * (1 if checkpointing else 16)
+        return weights + activations + 3 * 4 * logits * self.vocabulary
+
+
+def _measure(model: nn.Module) -> _Model:
+    report = trainable_report(model)
+    config = base_model(model).config.get_text_config()  # type: ignore[union-attr, operator]
+    weight = next(model.parameters())
+    return _Model(
+        report.total,
+        report.trainable,
+        int(config.hidden_size),
+        int(config.num_hidden_layers),
+        int(config.vocab_size),
+        weight.element_size(),
+    )
+
+
+def _rl(config: RLConfig) -> list[str]:
+    loaded = setup.load(config.model)
+    world = setup.make_world(config, loaded)
+    held_out = len(setup.eval_tasks(config, config.eval, config.eval.size)) if config.eval.size else 0
+    model = add_lora(loaded.model, config.lora) if config.lora is not None else loaded.model
+    size, train, algorithm = _measure(model), config.train, config.algorithm
+    episodes = train.tasks_per_step * algorithm.group_size
+    longest = min(config.limits.max_tokens, config.limits.max_turns * config.sampling.max_new_tokens)
+    adapter = config.lora is not None
+    rate, warning = learning_rate(train, "rl", lora=adapter, from_scratch=config.model.from_scratch)
+    copies = 1 + (algorithm.kl_coef > 0 and not adapter)
+    memory = size.training_bytes(
+        algorithm.micro_batch_tokens,
+        algorithm.micro_batch_tokens,
+        copies=copies,
+        checkpointing=train.gradient_checkpointing,
+    )
+    divisor = {
+        "sequence_mean": "each episode's own trained tokens, then the number of episodes",
+        "token_mean": "all trained tokens of the step",
+        "constant": "a constant",
+    }[algorithm.reduction]
+    tasks = "endless" if world.tasks.size is None else f"{world.tasks.size:,}"
+    lines = [
+        f"model: {trainable_report(model)}",
+        f"tasks: {tasks} for training, {held_out:,} held out for evaluation",
+        f"a step: {train.tasks_per_step} tasks × {algorithm.group_size} episodes = {episodes} episodes, "
+        f"each up to {longest:,} sampled tokens over {config.limits.max_turns} turns",
+        f"the run: {train.steps} steps, {train.steps * episodes:,} episodes, "
+        f"{train.steps * algorithm.updates_per_batch:,} optimiser steps at learning rate {rate:g} "
+        f"({round(train.steps * train.warmup_ratio)} warm-up steps, then linear to 0)",
+        f"loss: {algorithm.advantage}, {algorithm.loss}, divided by {divisor}; "
+        + (f"KL {algorithm.kl} × {algorithm.kl_coef:g}" if algorithm.kl_coef else "no KL term, no reference in memory"),
+        f"memory: about {memory / _GIB:.1f} GiB for an update of {algorithm.micro_batch_tokens:,} tokens",
+    ]
+    if config.warmup is not None:
+        lines.insert(3, "warm-up: " + _supervised(config.warmup, config.seed, adapter, config.model.from_scratch))
+    return [*lines, *([f"warning: {warning}"] if warning else [])]
+
+
+def _sft(config: SFTConfig) -> list[str]:
+    loaded = setup.load(config.model)
+    setup.renderer_for(config.renderer, loaded)
+    adapter = config.lora is not None
+    model = add_lora(loaded.model, config.lora) if config.lora is not None else loaded.model
+    tokens = config.sft.micro_batch_tokens
+    memory = _measure(model).training_bytes(tokens, tokens, copies=1, checkpointing=config.sft.gradient_checkpointing)
+    return [
+        f"model: {trainable_report(model)}",
+        _supervised(config.sft, config.seed, adapter, config.model.from_scratch),
+        "loss: cross-entropy of the assistant's tokens, divided by all trained tokens of the step",
+        f"memory: about {memory / _GIB:.1f} GiB for an update of {tokens:,} tokens",
+    ]
+
+
+def _supervised(settings: SFTSettings, seed: int, adapter: bool, from_scratch: bool) -> str:
+    dialogues = make_dialogues(settings.data.name, seed=seed, **settings.data.options)
+    rate, _ = learning_rate(settings, "sft", lora=adapter, from_scratch=from_scratch)
+    steps = steps_of(settings, len(dialogues))
+    return (
+        f"{len(dialogues):,} dialogues, {steps:,} optimiser steps of {settings.batch_size} dialogues "
+        f"at learning rate {rate:g}"
+    )
+
+
+def _eval(config: EvalConfig) -> list[str]:
+    loaded = setup.load(config.model)
+    setup.make_world(config, loaded)
+    tasks = setup.eval_tasks(config, config.eval, config.eval.size)
+    return [
+        f"model: {sum(p.numel() for p in loaded.model.parameters()):,} parameters",
+        f"{len(tasks):,} held-out tasks, temperature {config.eval.temperature:g}, accuracy by {config.eval.metric!r}",
+    ]

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: play groups, score them, learn from them, hand the new weights to the engine. ``palestra rl``.
+
+Follow one batch: :meth:`RLTrainer.step` → ``collect`` → ``Rubric.score`` → ``rows`` → ``annotate`` →
+``train_step`` → ``Engine.load_weights``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from palestra.data.dialogues import make_dialogues
+from palestra.data.source import Cursor
+from palestra.errors import RunError
+from palestra.eval.evaluate import EvalResult, evaluate
+from palestra.learn import batch as learn_batch
+from palestra.learn.batch import Rows
+from palestra.learn.policy import frozen_copy
+from palestra.learn.update import annotate, train_step
+from palestra.model.lora import add_lora
+from palestra.rollout.collect import collect
+from palestra.rollout.dump import write_rollouts
+from palestra.run.directory import Run
+from palestra.run.progress import Progress
+from palestra.train import setup, sft
+from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
+from palestra.train.config import RLConfig, learning_rate
+from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics
+from palestra.types import Group
+
+
+class RLTrainer:
+    """One reinforcement-learning run, from a config to trained weights in a run directory.
+
+    The public steps are :meth:`run` (everything), :meth:`step` (one update) and :meth:`evaluate`; a script can
+    call them itself.
+    """
+
+    def __init__(self, config: RLConfig, run: Run, *, progress: Progress, resume: bool = False) -> None:
+        self.config, self.run_dir, self.progress = config, run, progress
+        self.loaded = setup.load(config.model)
+        self.world = setup.make_world(config, self.loaded)
+        self.checkpoints = run.path / "checkpoints"
+        found = latest_checkpoint(self.checkpoints) if resume else None
+        model = restore_model(found, self.loaded.model) if found else self.loaded.model
+        if config.lora is not None and found is None:
+            model = add_lora(model, config.lora, seed=config.seed)
+        self.model = model
+        self.steps_done, self.cursor, self.version = 0, Cursor(), 0
+        self._timings: dict[str, float] = {}
+        self._resumed = found
+        self.results: dict[str, dict[str, Any] | None] = {}
+        self._updating = False
+        self._began = time.perf_counter()
+
+    # The whole run ---------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Warm-up, evaluation, the loop, evaluation, summary. Ctrl-C leaves a checkpoint of the last whole step."""
+        if self._resumed is None:
+            self.run_dir.rewind(-1)  # a run interrupted before its first checkpoint begins again
+            if self.config.warmup is not None:
+                self._warm_up()
+        self._begin_rl()
+        try:
+            asyncio.run(self._loop())
+        finally:
+            self.engine.close()
+        return self._finish()
+
+    def _warm_up(self) -> None:
+        """Supervised training on demonstrations, with its own optimiser."""
+        settings = self.config.warmup
+        assert settings is not None
+        dialogues = make_dialogues(settings.data.name, seed=self.config.seed, **settings.data.options)
+        samples = sft.dialogue_samples(
+            dialogues, self.world.renderer, max_length=settings.max_length, env_factory=self.world.env_factory
+        )
+        rate = self._rate("sft")
+        policy = sft.make_policy(self.model, settings, reference=False)
+        steps = sft.steps_of(settings, len(samples))
+        optimizer, scheduler = sft.make_optimisers(policy, settings, rate=rate, steps=steps)
+        self.progress.phase("warm-up (SFT)", total=steps)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            self.run_dir.log(step, metrics, phase="sft")
+            self.progress.update(step, metrics)
+
+        sft.fit(policy, samples, settings, optimizer, scheduler, seed=self.config.seed, on_step=on_step)
+
+    def _begin_rl(self) -> None:
+        """The reference is the policy after the warm-up, before the first update."""
+        config = self.config
+        self.policy = sft.make_policy(self.model, config.train, reference=self._reference())
+        self.optimizer, self.scheduler = sft.make_optimisers(
+            self.policy, config.train, rate=self._rate("rl"), steps=config.train.steps
+        )
+        if self._resumed is not None:
+            self.steps_done = sft.restore_trainer(self._resumed, self.optimizer, self.scheduler)
+            state: Any = load_checkpoint(self._resumed)
+            self.cursor = Cursor.from_dict(state.trainer["cursor"])
+            self.version = self.steps_done
+            self.results = dict(state.trainer["results"])
+            # Step 0 is the evaluation before, which is played again when nothing else was done.
+            self.run_dir.rewind(self.steps_done or -1, phase="rl")
+        self.engine = setup.make_engine(config, self.model, self.world.renderer, version=self.version)
+
+    def _reference(self) -> bool | nn.Module:
+        """What the KL term pulls towards. A fresh adapter's is the base under it. Otherwise a copy, which is also
+        kept in the run directory: a resumed run must not be pulled towards the weights it was interrupted at."""
+        config = self.config
+        if not config.algorithm.kl_coef or (config.lora is not None and config.warmup is None):
+            return config.algorithm.kl_coef > 0
+        kept = self.run_dir.path / "reference"
+        if self._resumed is None:
+            save_checkpoint(kept, 0, model=self.model, tokenizer=self.loaded.tokenizer, trainer_state={}, keep_last=1)
+            return frozen_copy(self.model)
+        found = latest_checkpoint(kept)
+        if found is None:
+            raise RunError(f"{kept} is missing, so the KL term has no reference; start again in another --out")
+        return restore_model(found, frozen_copy(self.model))
+
+    async def _loop(self) -> None:
+        """Steps until the end; what happens around a step is decided here, what happens in it in :meth:`step`."""
+        settings, steps = self.config.eval, self.config.train.steps
+        if self.steps_done == 0:
+            self.results["before"] = await self.evaluate(settings.size, "evaluation before")
+            self.save()
+        self.progress.phase("RL (GRPO)", total=steps, done=self.steps_done)
+        try:
+            while self.steps_done < steps:
+                metrics = await self.step()
+                at = self.steps_done
+                if settings.every and at % settings.every == 0 and at < steps:
+                    metrics |= eval_metrics(await self._play_held_out(settings.curve_size))
+                self.run_dir.log(at, metrics, phase="rl")
+                self.progress.update(at, metrics)
+                if self.config.train.save_every and at % self.config.train.save_every == 0 and at < steps:
+                    self.save()
+        finally:
+            if not self._updating:  # a failure halfway through an update must not overwrite a whole step
+                self.save()
+        self.results["after"] = await self.evaluate(settings.size, "evaluation after")
+
+    # One step --------------------------------------------------------------------------------------------
+
+    async def step(self) -> dict[str, float]:
+        """One batch, from tasks to new weights in the engine; returns the step's metrics."""
+        self._timings = {}
+        began = time.perf_counter()
+        with self._timed("time/rollout_s"):
+            groups, cursor = await self._collect()
+        with self._timed("time/reward_s"):
+            groups = [await self.world.rubric.score(group) for group in groups]
+        temperature = self.config.sampling.temperature
+        with self._timed("time/reference_s"):
+            rows = learn_batch.rows(groups)
+            rows = annotate(self.policy, rows, self.config.algorithm, temperature=temperature)
+        self._updating = True
+        with self._timed("time/update_s"):
+            learned = train_step(
+                self.policy, self.optimizer, self.scheduler, rows, self.config.algorithm, temperature=temperature
+            )
+        with self._timed("time/sync_s"):
+            self.version += 1
+            self.engine.load_weights(self.model, self.version)
+        self.cursor, self.steps_done, self._updating = cursor, self.steps_done + 1, False
+        self._timings["time/step_s"] = time.perf_counter() - began
+        self._dump(groups, rows)
+        return learned | rollout_metrics(groups, rows, self.config.eval.metric, self._timings)
+
+    async def _collect(self) -> tuple[list[Group], Cursor]:
+        config = self.config
+        tasks, cursor = self.world.tasks.take(self.cursor, config.train.tasks_per_step)
+        first = self.steps_done * config.train.tasks_per_step
+        rollout = self.world.rollout(self.engine, config.sampling, purpose="train")
+        groups = collect(
+            list(enumerate(tasks, start=first)),
+            rollout,
+            group_size=config.algorithm.group_size,
+            concurrency=config.train.concurrency,
+            retries=config.train.retries,
+            max_staleness=config.train.max_staleness,
+            version=lambda: self.version,
+        )
+        async with aclosing(groups):
+            done = [group async for group in groups]
+        # Groups come back as they finish; learning sees them in the order of their draws, so that runs repeat.
+        return sorted(done, key=lambda g: g.draw), cursor
+
+    # Around a step ---------------------------------------------------------------------------------------
+
+    async def evaluate(self, size: int, phase: str) -> dict[str, Any] | None:
+        """Greedy episodes of ``size`` held-out tasks, logged under ``eval/``; the result as plain data."""
+        if not size:
+            return None
+        self.progress.phase(phase, total=1)
+        result = await self._play_held_out(size)
+        metrics = eval_metrics(result)
+        self.run_dir.log(self.steps_done, metrics, phase="rl")
+        self.progress.update(1, metrics)
+        self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {result.examples} held-out tasks")
+        return result.to_dict()
+
+    async def _play_held_out(self, size: int) -> EvalResult:
+        settings = self.config.eval
+        sampling = setup.eval_sampling(self.config, settings)
+        return await evaluate(
+            setup.eval_tasks(self.config, settings, size),
+            self.world.rollout(self.engine, sampling, purpose="eval"),
+            self.world.rubric,
+            metric=settings.metric,
+            concurrency=self.config.train.concurrency,
+        )
+
+    def save(self) -> Path:
+        """A checkpoint of the last whole step."""
+        state = sft.trainer_state(
+            self.optimizer,
+            self.scheduler,
+            step=self.steps_done,
+            cursor=self.cursor.to_dict(),
+            version=self.version,
+            results=self.results,
+        )
+        with self._timed("time/checkpoint_s"):
+            return save_checkpoint(
+                self.checkpoints,
+                self.steps_done,
+                model=self.model,
+                tokenizer=self.loaded.tokenizer,
+                trainer_state=state,
+                keep_last=self.config.train.keep_last,
+            )
+
+    def _dump(self, groups: Sequence[Group], rows: Rows) -> None:
+        every, at = self.config.train.dump_every, self.steps_done
+        if at in (1, self.config.train.steps) or (every and at % every == 0):
+            write_rollouts(
+                self.run_dir.path / "rollouts" / f"step_{at:06d}.jsonl.zst",
+                groups,
+                advantages_by_trajectory(groups, rows),
+            )
+
+    def _rate(self, kind: Any) -> float:
+        optim = self.config.warmup if kind == "sft" else self.config.train
+        assert optim is not None
+        rate, warning = learning_rate(
+            optim, kind, lora=self.config.lora is not None, from_scratch=self.config.model.from_scratch
+        )
+        if warning:
+            self.progress.note(warning, warning=True)
+        return rate
+
+    def _finish(self) -> dict[str, Any]:
+        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.steps_done}
+        for name in ("before", "after"):
+            result = self.results.get(name)
+            summary[f"accuracy_{name}"] = result["accuracy"] if result else None
+            summary[f"format_{name}"] = result["format_rate"] if result else None
+            summary[f"eval_{name}"] = result
+        summary["seconds"] = time.perf_counter() - self._began
+        summary["checkpoint"] = str(latest_checkpoint(self.checkpoints))
+        self.run_dir.write_summary(summary)
+        return summary
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - began
+
+
+def train_rl(
+    config: RLConfig,
+    *,
+    progress: Progress,
+    resume: bool = False,
+    on_ready: Callable[[RLTrainer], None] | None = None,
+) -> dict[str, Any]:
+    """``palestra rl``: returns the summary that is also written to the run directory, beside ``report.html``."""
+    from palestra.train.report import report_run
+
+    with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
+        trainer = RLTrainer(config, run, progress=progress, resume=resume)
+        if on_ready is not None:
+            on_ready(trainer)
+        summary = trainer.run()
+        report_run(run.path, summary, decode=trainer.world.renderer.decode)
+    return summary

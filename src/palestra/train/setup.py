@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a config to the things it names: model, renderer, environment, rubric, tasks, and one call that plays an
+episode. Training and evaluation share this, so a policy meets the same prompts in both."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from palestra.chat import Renderer, make_renderer
+from palestra.data.source import Cursor, TaskSource, make_source
+from palestra.engine.base import Engine
+from palestra.engine.local import LocalEngine
+from palestra.env import Env, make_env
+from palestra.env.base import Observation
+from palestra.model.loading import LoadedModel, load_model
+from palestra.reward.build import make_rubric
+from palestra.reward.rubric import Rubric
+from palestra.rollout.collect import Rollout
+from palestra.rollout.episode import SamplingConfig, run_episode
+from palestra.train.config import Choice, EvalSettings, ModelConfig, TaskConfig
+from palestra.types import Episode, Task
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class World:
+    """Everything around the policy: how tasks are shown, played and scored."""
+
+    config: TaskConfig
+    renderer: Renderer
+    env_factory: Callable[[], Env]
+    rubric: Rubric
+    tasks: TaskSource
+
+    def rollout(self, engine: Engine, sampling: SamplingConfig, *, purpose: str) -> Rollout:
+        """The call that plays one episode of a task with this engine."""
+
+        def play(task: Task, draw: int, member: int) -> Awaitable[Episode]:
+            return run_episode(
+                task,
+                env=self.env_factory(),
+                engine=engine,
+                renderer=self.renderer,
+                limits=self.config.limits,
+                sampling=sampling,
+                seed=self.config.seed,
+                draw=draw,
+                member=member,
+                purpose=purpose,
+            )
+
+        return play
+
+
+def load(config: ModelConfig) -> LoadedModel:
+    """The model of a config."""
+    return load_model(config.path, dtype=config.dtype, device=config.device)
+
+
+def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
+    """Build what surrounds the policy; every unknown name and option is refused here, before anything runs."""
+    renderer = renderer_for(config.renderer, loaded)
+    return World(
+        config=config,
+        renderer=renderer,
+        env_factory=make_env(config.env.name, **config.env.options),
+        rubric=make_rubric(config.rewards, chat=config.renderer.name != "plain"),
+        tasks=make_source(config.data.name, seed=config.seed, **{"split": "train"} | config.data.options),
+    )
+
+
+def renderer_for(choice: Choice, loaded: LoadedModel) -> Renderer:
+    """The renderer of a config, told of every id that ends the model's turn."""
+    return make_renderer(choice.name, loaded.tokenizer, extra_stop_token_ids=loaded.stop_token_ids, **choice.options)
+
+
+def make_engine(config: TaskConfig, model: nn.Module, renderer: Renderer, *, version: int = 0) -> LocalEngine:
+    """The in-process engine over the trainer's own parameters."""
+    return LocalEngine(model, lambda ids: renderer.decode(ids), config.engine, version=version)
+
+
+def eval_tasks(config: TaskConfig, settings: EvalSettings, size: int) -> Sequence[Task]:
+    """The first ``size`` held-out tasks (fewer when there are fewer)."""
+    choice = settings.data or config.data
+    source = make_source(choice.name, seed=config.seed, **choice.options | {"split": settings.split})
+    wanted = size if source.size is None else min(size, source.size)
+    return source.take(Cursor(), wanted)[0]
+
+
+def eval_sampling(config: TaskConfig, settings: EvalSettings) -> SamplingConfig:
+    """As in training, but at the evaluation's temperature."""
+    return config.sampling.model_copy(update={"temperature": settings.temperature})
+
+
+async def first_observations(env_factory: Callable[[], Env], tasks: Sequence[Task]) -> list[Observation]:
+    """What an environment shows at the start of each task: demonstrations begin with the same words."""
+    observations = []
+    for task in tasks:
+        shown: Any = env_factory().reset(task, seed=0)
+        observations.append(await shown if inspect.isawaitable(shown) else shown)
+    return observations
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """The autocast dtype of a config; None for float32, where nothing is cast."""
+    return torch.bfloat16 if name == "bfloat16" else None

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Supervised fine-tuning on the assistant's tokens of every turn: ``palestra sft``, and RL's warm-up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from palestra.chat import Renderer
+from palestra.data.dialogues import Dialogue, make_dialogues, order
+from palestra.env import Env
+from palestra.env.base import Observation
+from palestra.errors import DataError
+from palestra.learn.batch import Rows, Sample, micro_batches, pack, token_weights
+from palestra.learn.loss import cross_entropy
+from palestra.learn.policy import Policy
+from palestra.learn.update import linear_schedule, make_optimizer
+from palestra.model.lora import add_lora
+from palestra.run.directory import Run
+from palestra.run.progress import Progress
+from palestra.train import setup
+from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
+from palestra.train.config import SFTConfig, SFTSettings, learning_rate
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+def dialogue_samples(
+    dialogues: Sequence[Dialogue],
+    renderer: Renderer,
+    *,
+    max_length: int,
+    env_factory: Callable[[], Env] | None = None,
+) -> list[Sample]:
+    """Dialogues as training rows: the mask is what the model itself would have written, end-of-turn included.
+
+    With an environment, a dialogue that plays a task begins with what the environment shows for it, so warm-up
+    and rollouts meet the same prompt. A dialogue longer than ``max_length`` is cut, and dropped when nothing to
+    learn is left; DataError when that leaves none.
+    """
+    played = [d for d in dialogues if d.task is not None and env_factory is not None]
+    shown: dict[int, Observation] = {}
+    if env_factory is not None:
+        tasks = [d.task for d in played if d.task is not None]
+        observations = asyncio.run(setup.first_observations(env_factory, tasks))
+        shown = {id(d): o for d, o in zip(played, observations, strict=True)}
+    samples = []
+    for i, dialogue in enumerate(dialogues):
+        messages, tools = dialogue.messages, dialogue.tools
+        if (start := shown.get(id(dialogue))) is not None and dialogue.task is not None:
+            messages, tools = (*start.messages, *messages[len(dialogue.task.messages()) :]), start.tools
+        rendered = renderer.render(messages, tools=tools or None)
+        tokens = np.asarray(rendered.token_ids[:max_length], np.int32)
+        mask = np.asarray(rendered.sampled_mask[:max_length], np.bool_)
+        if mask[1:].any():
+            zeros = np.zeros(len(tokens), np.float32)
+            samples.append(Sample(tokens, mask, zeros, np.zeros(len(tokens), np.int32), f"{i}", f"{i}", 0.0))
+    if not samples:
+        raise DataError(
+            f"none of the {len(dialogues)} dialogues has an assistant token within max_length={max_length}: "
+            "nothing would be trained on"
+        )
+    return samples
+
+
+def steps_of(settings: SFTSettings, dialogues: int) -> int:
+    """Optimiser steps of a supervised run."""
+    return settings.steps or settings.epochs * math.ceil(dialogues / settings.batch_size)
+
+
+def fit(
+    policy: Policy,
+    samples: Sequence[Sample],
+    settings: SFTSettings,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    *,
+    seed: int,
+    start: int = 0,
+    on_step: OnStep,
+) -> None:
+    """Steps ``start``… of supervised training; which dialogues a step sees depends on (seed, step) alone."""
+    rows = Rows(tuple(samples))
+    indices = order(len(samples), seed)
+    for _ in range(start * settings.batch_size):
+        next(indices)
+    seen = start * settings.batch_size
+    for step in range(start, steps_of(settings, len(samples))):
+        chosen = [next(indices) for _ in range(settings.batch_size)]
+        seen += len(chosen)
+        began = time.perf_counter()
+        metrics = _step(policy, rows, chosen, settings, optimizer)
+        metrics["sft/learning_rate"] = float(optimizer.param_groups[0]["lr"])
+        metrics["sft/epoch"] = seen / len(samples)
+        scheduler.step()
+        metrics["speed/trained_tokens_per_s"] = metrics["sft/tokens"] / (time.perf_counter() - began)
+        on_step(step + 1, metrics)
+
+
+def _step(
+    policy: Policy, rows: Rows, chosen: Sequence[int], settings: SFTSettings, optimizer: torch.optim.Optimizer
+) -> dict[str, float]:
+    # A dialogue may be drawn twice within one step; its rows are then two, and both count.
+    step_rows = Rows(tuple(rows.samples[i] for i in chosen))
+    weights = token_weights(step_rows.samples, "token_mean")
+    policy.train_mode(dropout=True)
+    optimizer.zero_grad(set_to_none=True)
+    total, tokens = 0.0, 0
+    for part in micro_batches(step_rows.samples, range(len(chosen)), settings.micro_batch_tokens):
+        batch = pack(step_rows, weights, part, device=policy.device)
+        logprobs, _ = policy.logprobs(batch, dropout=True)
+        loss = cross_entropy(logprobs, batch.weights.to(logprobs.dtype))
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+        tokens += sum(len(rows.samples[chosen[i]].tokens) for i in part)
+    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
+    if math.isfinite(norm):
+        optimizer.step()
+    return {"sft/loss": total, "sft/grad_norm": norm, "sft/tokens": float(tokens)}
+
+
+def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) -> dict[str, Any]:
+    """``palestra sft``: returns the summary that is also written to the run directory.
+
+    Ctrl-C ends with a checkpoint of the last complete step and KeyboardInterrupt.
+    """
+    began = time.perf_counter()
+    loaded = setup.load(config.model)
+    renderer = setup.renderer_for(config.renderer, loaded)
+    dialogues = make_dialogues(config.sft.data.name, seed=config.seed, **config.sft.data.options)
+    samples = dialogue_samples(dialogues, renderer, max_length=config.sft.max_length)
+    steps = steps_of(config.sft, len(samples))
+    rate, warning = learning_rate(
+        config.sft, "sft", lora=config.lora is not None, from_scratch=config.model.from_scratch
+    )
+    with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
+        checkpoints = run.path / "checkpoints"
+        found = latest_checkpoint(checkpoints) if resume else None
+        model = restore_model(found, loaded.model) if found else loaded.model
+        if config.lora is not None and found is None:
+            model = add_lora(model, config.lora, seed=config.seed)
+        policy = make_policy(model, config.sft, reference=False)
+        optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
+        done = 0
+        if found:
+            done = restore_trainer(found, optimizer, scheduler)
+            run.rewind(done)
+        progress.phase("SFT", total=steps, done=done)
+        if warning:
+            progress.note(warning, warning=True)
+        at = done
+        last: dict[str, float] = {}
+
+        def save() -> Path:
+            state = trainer_state(optimizer, scheduler, step=at)
+            return save_checkpoint(
+                checkpoints,
+                at,
+                model=model,
+                tokenizer=loaded.tokenizer,
+                trainer_state=state,
+                keep_last=config.keep_last,
+            )
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            nonlocal at, last
+            at, last = step, metrics
+            run.log(step, metrics, phase="sft")
+            progress.update(step, metrics)
+            if config.save_every and step % config.save_every == 0 and step < steps:
+                save()
+
+        try:
+            fit(policy, samples, config.sft, optimizer, scheduler, seed=config.seed, start=done, on_step=on_step)
+        finally:
+            final = save() if at > done else None
+        summary = {
+            "seed": config.seed,
+            "steps": at,
+            "dialogues": len(samples),
+            "final_loss": last.get("sft/loss"),
+            "seconds": time.perf_counter() - began,
+            "checkpoint": str(final or found),
+        }
+        run.write_summary(summary)
+    return summary
+
+
+def make_policy(model: torch.nn.Module, optim: Any, *, reference: bool | torch.nn.Module) -> Policy:
+    """The policy as an optimiser config wants it."""
+    return Policy(
+        model,
+        reference=reference,
+        compute_dtype=setup.torch_dtype(optim.compute_dtype),
+        gradient_checkpointing=optim.gradient_checkpointing,
+    )
+
+
+def make_optimisers(
+    policy: Policy, optim: Any, *, rate: float, steps: int
+) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
+    """AdamW and its linear schedule."""
+    optimizer = make_optimizer(
+        policy.parameters(), learning_rate=rate, weight_decay=optim.weight_decay, betas=optim.betas
+    )
+    return optimizer, linear_schedule(optimizer, steps=steps, warmup_ratio=optim.warmup_ratio)
+
+
+def trainer_state(
+    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, **more: Any
+) -> dict[str, Any]:
+    """What a checkpoint keeps beside the weights."""
+    from palestra.train.checkpoint import rng_state
+
+    return {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "rng": rng_state(), **more}
+
+
+def restore_trainer(
+    checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler
+) -> int:
+    """Put optimiser, schedule and RNG back as they were; returns the step."""
+    from palestra.train.checkpoint import set_rng_state
+
+    state: Any = load_checkpoint(checkpoint)
+    optimizer.load_state_dict(state.trainer["optimizer"])
+    scheduler.load_state_dict(state.trainer["scheduler"])
+    set_rng_state(state.trainer["rng"])
+    return int(state.trainer["step"])

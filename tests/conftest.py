@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test runs under."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does; see cli.main
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded at run time

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: what each verb hands to its loop, and how a mistake is told."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import palestra.run
+from palestra import cli
+from palestra.config import Config
+from palestra.errors import DataError, EngineError
+from palestra.run.progress import Progress
+
+
+class Settings(Config):
+    """Stands in for the configs of the loops."""
+
+    out: str = "runs/a"
+    steps: int = 10
+
+
+class Loops:
+    """Stand-ins for ``palestra.train``, recording what they were called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.fails: BaseException | None = None
+        modules: dict[str, dict[str, Any]] = {
+            "palestra.train.config": dict.fromkeys(("SFTConfig", "RLConfig", "EvalConfig"), Settings),
+            "palestra.train.demo": {"run_demo": self.loop("demo")},
+            "palestra.train.sft": {"train_sft": self.loop("sft")},
+            "palestra.train.rl": {"train_rl": self.loop("rl")},
+            "palestra.train.evaluation": {"run_eval": self.loop("eval")},
+            "palestra.train.plan": {"describe": lambda config: f"plan of {config.steps} steps"},
+        }
+        for name, content in modules.items():
+            module = types.ModuleType(name)
+            vars(module).update(content)
+            monkeypatch.setitem(sys.modules, name, module)
+
+    def loop(self, verb: str) -> Callable[..., Mapping[str, Any]]:
+        def run(*args: Any, **kwargs: Any) -> Mapping[str, Any]:
+            self.calls.append((verb, args, kwargs))
+            if self.fails is not None:
+                raise self.fails
+            return {"format": 1, "accuracy_after": 0.98, "seconds": 75.0, "note": "text is not shown"}
+
+        return run
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loops:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text("steps: 20\n")
+    return Loops(monkeypatch)
+
+
+def call(*args: str) -> Result:
+    return CliRunner().invoke(cli.app, list(args))
+
+
+@pytest.mark.parametrize("verb", ["sft", "rl", "eval"])
+def test_a_verb_hands_the_resolved_config_to_its_loop(loops: Loops, verb: str) -> None:
+    result = call(verb, "run.yaml", "steps=30", "--out", "1e5", "--quiet")
+    assert (result.exit_code, result.output) == (0, "")
+    ((called, (settings,), kwargs),) = loops.calls
+    assert called == verb and settings == Settings(steps=30, out="1e5")
+    assert isinstance(kwargs["progress"], Progress) and kwargs["progress"].quiet
+
+
+@pytest.mark.parametrize("verb", ["sft", "rl"])
+@pytest.mark.parametrize("flags", [[], ["--resume"]])
+def test_resume_is_passed_on(loops: Loops, verb: str, flags: list[str]) -> None:
+    call(verb, "run.yaml", *flags)
+    assert loops.calls[0][2]["resume"] is bool(flags)
+
+
+def test_the_demo_takes_out_seed_and_steps(loops: Loops, tmp_path: Path) -> None:
+    assert call("demo", "--out", "d", "--seed", "4", "--steps", "5").exit_code == 0
+    ((_, (out,), kwargs),) = loops.calls
+    assert (out, kwargs["seed"], kwargs["steps"]) == (Path("d"), 4, 5)
+
+
+def test_a_second_demo_gets_a_directory_of_its_own(loops: Loops, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    call("demo")
+    assert loops.calls[0][1] == (Path("runs/demo-2"),)
+
+
+def test_the_numbers_and_the_place_are_told_at_the_end(loops: Loops) -> None:
+    output = call("rl", "run.yaml").stdout
+    assert [" ".join(line.split()) for line in output.splitlines()] == [
+        "accuracy after 0.980",
+        "seconds 1:15",
+        "results in runs/a",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["sft", "rl", "eval"])
+def test_a_dry_run_prints_the_plan_and_touches_nothing(loops: Loops, tmp_path: Path, verb: str) -> None:
+    result = call(verb, "run.yaml", "steps=7", "--dry-run")
+    assert (result.exit_code, result.stdout) == (0, "plan of 7 steps\n")
+    assert loops.calls == [] and [p.name for p in tmp_path.iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["rl", "nope.yaml"], "error: config file nope.yaml does not exist; check the path\n"),
+        (["rl", "run.yaml", "stpes=3"], "error: unknown key 'stpes' (command line): did you mean 'steps'?\n"),
+        (["view", "nope"], "error: rollouts file nope does not exist; check the path\n"),
+        (["view", "."], "error: . holds no rollouts; there are: none\n"),
+    ],
+)
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(loops: Loops, args: list[str], said: str) -> None:
+    result = call(*args)
+    assert (result.exit_code, result.stderr, result.stdout) == (2, said, "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "said"),
+    [
+        (DataError("tasks.jsonl:3: no\n 'answer'"), 2, "error: tasks.jsonl:3: no 'answer'"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
+        (EngineError("canary failed"), 1, "error: EngineError: canary failed (run again with --debug for the tr"),
+        (ZeroDivisionError(), 1, "error: ZeroDivisionError (run again with --debug for the traceback)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_a_loop_raises_becomes_one_line_and_a_code(
+    loops: Loops, failure: BaseException, code: int, said: str
+) -> None:
+    loops.fails = failure
+    result = call("rl", "run.yaml")
+    assert result.exit_code == code
+    assert result.stderr.startswith(said) and result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("failure", [DataError("x"), ZeroDivisionError("x")])
+def test_debug_shows_the_traceback_and_keeps_the_code(loops: Loops, failure: Exception) -> None:
+    loops.fails = failure
+    result = call("rl", "run.yaml", "--debug")
+    assert "Traceback (most recent call last)" in result.stderr and "in run" in result.stderr
+    assert result.exit_code == (2 if isinstance(failure, DataError) else 1)
+
+
+@pytest.mark.parametrize("args", [["rl"], ["nonsense"], ["rl", "run.yaml", "--nonsense"], ["demo", "--steps", "0"]])
+def test_a_command_line_that_makes_no_sense_is_exit_code_2(loops: Loops, args: list[str]) -> None:
+    result = call(*args)
+    assert result.exit_code == 2 and "Traceback" not in result.stderr and loops.calls == []
+
+
+def group() -> dict[str, Any]:
+    spans = [
+        {"author": "env", "role": "user", "text": "2+2=", "tokens": [1], "logprobs": None, "version": None},
+        {"author": "model", "role": "assistant", "text": "four", "tokens": [2], "logprobs": [-0.5], "version": 0},
+    ]
+    turn = {"finish_reason": "eos", "rewards": {}, "tool_calls": 0, "spans": spans}
+    rewards = {"accuracy": {"value": 1.0, "weight": 1.0}}
+    view = {"agent": "agent", "stop": "env_terminated", "rewards": rewards, "advantage": 0.5, "turns": [turn]}
+    task = {"id": "t", "prompt": "2+2=", "answer": 4, "meta": {}}
+    return {"format": 1, "draw": 0, "task": task, "episodes": [{"member": 0, "error": None, "trajectories": [view]}]}
+
+
+def run_directory(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "rollouts" / "step_000003.jsonl").write_text((json.dumps(group()) + "\n") * 3)
+    (run / "metrics.jsonl").write_text('{"step": 3, "phase": "rl", "time": 0, "train/reward": 0.25}\n')
+    (run / "summary.json").write_text('{"format": 1, "accuracy_after": 0.75}')
+    return run
+
+
+def test_view_shows_as_many_groups_as_asked_for(tmp_path: Path) -> None:
+    result = call("view", str(run_directory(tmp_path)), "--groups", "2")
+    assert result.exit_code == 0
+    assert result.stdout.count("four") == 2 and result.stdout.count("advantage 0.500") == 2
+
+
+def test_view_writes_a_page_with_the_runs_numbers(tmp_path: Path) -> None:
+    result = call("view", str(run_directory(tmp_path)), "--html", str(tmp_path / "page.html"))
+    source = (tmp_path / "page.html").read_text()
+    assert result.exit_code == 0 and "four" in source and "0.750" in source and "<svg" in source
+
+
+def test_a_page_of_a_rollouts_file_alone_has_no_curve(tmp_path: Path) -> None:
+    file = run_directory(tmp_path) / "rollouts" / "step_000003.jsonl"
+    assert call("view", str(file), "--html", str(tmp_path / "page.html")).exit_code == 0
+    assert "<svg" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    result = call("view", str(run_directory(tmp_path)), "--html", str(tmp_path / "no" / "page.html"))
+    assert result.exit_code == 2 and "cannot write" in result.stderr
+
+
+def test_the_version_is_told() -> None:
+    result = call("--version")
+    assert result.exit_code == 0 and result.stdout.startswith("palestra ")
+
+
+@pytest.mark.parametrize("verb", ["demo", "sft", "rl", "eval", "view"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    result = call(verb, "--help")
+    assert result.exit_code == 0 and "--debug" in result.stdout
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from palestra import cli\n"
+        "try: cli.app(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "heavy = {'torch', 'transformers', 'tensorboard', 'jinja2', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    sources = str(Path(palestra.run.__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": sources})
+
+
+def test_python_m_palestra_is_the_same_command() -> None:
+    sources = str(Path(palestra.run.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-m", "palestra", "view", "nope"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": sources},
+    )
+    assert (done.returncode, done.stderr) == (2, "error: rollouts file nope does not exist; check the path\n")
