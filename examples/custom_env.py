@@ -13,28 +13,25 @@ SOURCES.register("secrets")(lambda split, seed: GeneratedSource(lambda i: Task(f
 @ENVS.register("guess")
 class GuessEnv:
     def reset(self, task, *, seed):
-        self.secret, self.open = str(task.answer), ["1", "2", "3"]
-        self.left = 2
+        self.secret, self.left = str(task.answer), 2
         return Observation(task.messages())
 
     def step(self, action):
         self.left -= 1
-        paid = {"new": float(action.text in self.open)}  # the environment may pay, by name
-        self.open = [digit for digit in self.open if digit != action.text]
         hint = {"role": "user", "content": "+" if action.text < self.secret else "-"}
-        over = action.text == self.secret or self.left == 0
-        return StepResult(Observation((hint,)), reward=paid, terminated=over)
+        return StepResult(Observation((hint,)), terminated=action.text == self.secret or self.left == 0)
 
 
+# Guesses that are only *digits* earn nothing: paid for, they teach the model to say the same one for ever.
 @REWARDS.register("found")
 def found(trajectories, answer, **_):
     return [float(t.turns[-1].text == str(secret)) for t, secret in zip(trajectories, answer, strict=True)]
 
 
 SETTINGS = {"model": "builtin:calculator", "renderer": "plain", "env": "guess", "data": "secrets", "out": "runs/guess"}
-SETTINGS |= {"rewards": {"found": 1.0, "env/new": 0.2}, "sampling": {"max_new_tokens": 1}}
+SETTINGS |= {"rewards": {"found": 1.0}, "sampling": {"max_new_tokens": 1}}
 SETTINGS |= {"algorithm": {"kl_coef": 0}, "eval": {"size": 3, "metric": "found"}}
-SETTINGS |= {"train": {"steps": 120, "tasks_per_step": 9, "learning_rate": 1e-3}}
+SETTINGS |= {"train": {"steps": 100, "tasks_per_step": 9, "learning_rate": 1e-3}}
 
 if __name__ == "__main__":
     with Progress() as progress:

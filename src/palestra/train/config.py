@@ -161,13 +161,14 @@ class AlgorithmConfig(UpdateConfig):
 class EvalSettings(Config):
     """Greedy evaluation on held-out tasks before, during and after training.
 
-    size: tasks before and after. every: steps between the evaluations of the curve (0 = none), on ``curve_size``
-    tasks. metric: the reward part that counts as accuracy. data: another source than the training one's test
-    split. Everything but the temperature is sampled as in training.
+    size: tasks before and after. every, warmup_every: steps of RL and of the warm-up between the evaluations of the
+    learning curve (0 = none), on ``curve_size`` tasks. metric: the reward part that counts as accuracy. data: another
+    source than the training one's test split. Everything but the temperature is sampled as in training.
     """
 
     size: int = Field(default=200, ge=0)
     every: int = Field(default=0, ge=0)
+    warmup_every: int = Field(default=0, ge=0)
     curve_size: int = Field(default=100, ge=1)
     metric: str = "accuracy"
     temperature: float = Field(default=0.0, ge=0)

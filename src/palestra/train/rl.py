@@ -18,6 +18,7 @@ from torch import nn
 
 from palestra.data.dialogues import make_dialogues
 from palestra.data.source import Cursor
+from palestra.engine import canary
 from palestra.errors import RunError
 from palestra.eval.evaluate import EvalResult, evaluate
 from palestra.learn import batch as learn_batch
@@ -55,7 +56,9 @@ class RLTrainer:
         self.model = model
         self.steps_done, self.cursor, self.version = 0, Cursor(), 0
         self._timings: dict[str, float] = {}
-        self._resumed = found
+        self._resume, self._resumed = resume, found
+        self.facts: dict[str, Any] = {}
+        self.engine = setup.make_engine(config, model, self.world.renderer)
         self.results: dict[str, dict[str, Any] | None] = {}
         self._updating = False
         self._began = time.perf_counter()
@@ -64,36 +67,57 @@ class RLTrainer:
 
     def run(self) -> dict[str, Any]:
         """Warm-up, evaluation, the loop, evaluation, summary. Ctrl-C leaves a checkpoint of the last whole step."""
-        if self._resumed is None:
-            self.run_dir.rewind(-1)  # a run interrupted before its first checkpoint begins again
-            if self.config.warmup is not None:
-                self._warm_up()
-        self._begin_rl()
         try:
+            self._listen_to_canary()
+            if self._resumed is None and self.config.warmup is not None:
+                self._warm_up()
+            self._begin_rl()
             asyncio.run(self._loop())
         finally:
             self.engine.close()
         return self._finish()
 
+    def _listen_to_canary(self) -> None:
+        """Wrong log-probs stop the run here; a batch-dependent decode is said, for then runs do not repeat."""
+        heard = canary.sing(self.engine, self.model)
+        self.facts = {"engine_logprob_gap": heard.max_difference, "batch_invariant": heard.batch_invariant}
+        if not heard.batch_invariant:
+            self.progress.note("decoding depends on the batch here: this run will not repeat bit for bit", warning=True)
+
     def _warm_up(self) -> None:
-        """Supervised training on demonstrations, with its own optimiser."""
-        settings = self.config.warmup
+        """Supervised training on demonstrations, with its own optimiser; interrupted, it goes on where it was."""
+        settings, every = self.config.warmup, self.config.eval.warmup_every
         assert settings is not None
+        kept = self.run_dir.path / "warmup"
+        found = latest_checkpoint(kept) if self._resume else None
         dialogues = make_dialogues(settings.data.name, seed=self.config.seed, **settings.data.options)
         samples = sft.dialogue_samples(
             dialogues, self.world.renderer, max_length=settings.max_length, env_factory=self.world.env_factory
         )
-        rate = self._rate("sft")
+        if found is not None:
+            restore_model(found, self.model)
         policy = sft.make_policy(self.model, settings, reference=False)
         steps = sft.steps_of(settings, len(samples))
-        optimizer, scheduler = sft.make_optimisers(policy, settings, rate=rate, steps=steps)
-        self.progress.phase("warm-up (SFT)", total=steps)
+        optimizer, scheduler = sft.make_optimisers(policy, settings, rate=self._rate("sft"), steps=steps)
+        at = sft.restore_trainer(found, optimizer, scheduler) if found is not None else 0
+        self.run_dir.rewind(at if at else -1)
+        self.progress.phase("warm-up (SFT)", total=steps, done=at)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
+            nonlocal at
+            if every and step % every == 0:
+                self.engine.load_weights(self.model, self.version)
+                metrics |= eval_metrics(asyncio.run(self._play_held_out(self.config.eval.curve_size)))
             self.run_dir.log(step, metrics, phase="sft")
             self.progress.update(step, metrics)
+            at = step
 
-        sft.fit(policy, samples, settings, optimizer, scheduler, seed=self.config.seed, on_step=on_step)
+        try:
+            sft.fit(policy, samples, settings, optimizer, scheduler, seed=self.config.seed, start=at, on_step=on_step)
+        except KeyboardInterrupt:
+            state = sft.trainer_state(optimizer, scheduler, step=at)
+            save_checkpoint(kept, at, model=self.model, tokenizer=self.loaded.tokenizer, trainer_state=state)
+            raise
 
     def _begin_rl(self) -> None:
         """The reference is the policy after the warm-up, before the first update."""
@@ -110,7 +134,7 @@ class RLTrainer:
             self.results = dict(state.trainer["results"])
             # Step 0 is the evaluation before, which is played again when nothing else was done.
             self.run_dir.rewind(self.steps_done or -1, phase="rl")
-        self.engine = setup.make_engine(config, self.model, self.world.renderer, version=self.version)
+        self.engine.load_weights(self.model, self.version)
 
     def _reference(self) -> bool | nn.Module:
         """What the KL term pulls towards. A fresh adapter's is the base under it. Otherwise a copy, which is also
@@ -260,7 +284,7 @@ class RLTrainer:
         return rate
 
     def _finish(self) -> dict[str, Any]:
-        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.steps_done}
+        summary: dict[str, Any] = {"seed": self.config.seed, "steps": self.steps_done, **self.facts}
         for name in ("before", "after"):
             result = self.results.get(name)
             summary[f"accuracy_{name}"] = result["accuracy"] if result else None

@@ -24,6 +24,7 @@ from palestra.learn.policy import Policy
 from palestra.learn.update import linear_schedule, make_optimizer
 from palestra.model.lora import add_lora
 from palestra.run.directory import Run
+from palestra.run.interrupt import deferred
 from palestra.run.progress import Progress
 from palestra.train import setup
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
@@ -86,22 +87,25 @@ def fit(
     start: int = 0,
     on_step: OnStep,
 ) -> None:
-    """Steps ``start``… of supervised training; which dialogues a step sees depends on (seed, step) alone."""
+    """Steps ``start``… of supervised training; which dialogues a step sees depends on (seed, step) alone.
+
+    Ctrl-C strikes between two steps, never within one.
+    """
     rows = Rows(tuple(samples))
     indices = order(len(samples), seed)
     for _ in range(start * settings.batch_size):
         next(indices)
-    seen = start * settings.batch_size
-    for step in range(start, steps_of(settings, len(samples))):
-        chosen = [next(indices) for _ in range(settings.batch_size)]
-        seen += len(chosen)
-        began = time.perf_counter()
-        metrics = _step(policy, rows, chosen, settings, optimizer)
-        metrics["sft/learning_rate"] = float(optimizer.param_groups[0]["lr"])
-        metrics["sft/epoch"] = seen / len(samples)
-        scheduler.step()
-        metrics["speed/trained_tokens_per_s"] = metrics["sft/tokens"] / (time.perf_counter() - began)
-        on_step(step + 1, metrics)
+    with deferred() as safe_point:
+        for step in range(start, steps_of(settings, len(samples))):
+            chosen = [next(indices) for _ in range(settings.batch_size)]
+            began = time.perf_counter()
+            metrics = _step(policy, rows, chosen, settings, optimizer)
+            metrics["sft/learning_rate"] = float(optimizer.param_groups[0]["lr"])
+            metrics["sft/epoch"] = (step + 1) * settings.batch_size / len(samples)
+            scheduler.step()
+            metrics["speed/trained_tokens_per_s"] = metrics["sft/tokens"] / (time.perf_counter() - began)
+            on_step(step + 1, metrics)
+            safe_point()
 
 
 def _step(

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two questions an engine is asked before it is trusted: are your log-probs those of a plain forward pass, and do
+they depend on who else is in the batch?"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.local import LocalEngine
+from palestra.errors import EngineError
+from palestra.model import attention
+from palestra.types import IntArray
+
+TOLERANCE = 1e-3
+"""Largest difference in float32 that is rounding; a wrong mask or a stale key shows as 0.1 and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """max_difference: largest |log-prob − plain forward pass's| in nats. batch_invariant: whether requests got
+    the very same tokens and bits alone and together."""
+
+    max_difference: float
+    batch_invariant: bool
+
+
+def sing(engine: LocalEngine, model: nn.Module) -> Canary:
+    """Sample a few short completions alone and together and compare. EngineError when the log-probs are wrong.
+
+    model: the policy whose weights the engine samples from.
+    """
+    vocabulary = int(attention.hf_model(model).config.get_text_config().vocab_size)
+    length = max(2, min(24, engine.max_context // 3))
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, vocabulary, n).astype(np.int32) for n in (length, max(1, length // 2), 2)]
+    together = asyncio.run(_play(engine, prompts, at_once=True))
+    alone = asyncio.run(_play(engine, prompts, at_once=False))
+    gap = max(_gap(model, p, c) for p, c in zip(prompts, together, strict=True))
+    if gap > TOLERANCE and engine.config.dtype == "auto" and next(model.parameters()).dtype == torch.float32:
+        raise EngineError(
+            f"the engine's log-probs differ from a plain forward pass by {gap:.3g}: this model or this version of "
+            "transformers does something the engine does not know; please report the model"
+        )
+    same = all(
+        np.array_equal(a.tokens, b.tokens) and np.array_equal(np.asarray(a.logprobs), np.asarray(b.logprobs))
+        for x, y in zip(together, alone, strict=True)
+        for a, b in zip(x.spans, y.spans, strict=True)
+    )
+    return Canary(gap, same)
+
+
+async def _play(engine: LocalEngine, prompts: list[IntArray], *, at_once: bool) -> list[Completion]:
+    async def one(i: int) -> Completion:
+        name = f"canary/{at_once}/{i}"
+        try:
+            return await engine.sample(prompts[i], SamplingParams(6, seed=i), session=name)
+        finally:
+            engine.release(name)
+
+    if at_once:
+        return await asyncio.gather(*(one(i) for i in range(len(prompts))))
+    return [await one(i) for i in range(len(prompts))]
+
+
+@torch.no_grad()
+def _gap(model: nn.Module, prompt: IntArray, completion: Completion) -> float:
+    """Against the model's own attention code, which knows nothing of ours."""
+    tokens = torch.tensor(np.concatenate([prompt, *(s.tokens for s in completion.spans)]), dtype=torch.long)
+    logprobs = np.concatenate([np.asarray(s.logprobs) for s in completion.spans])
+    plain = attention.hf_model(model)
+    ours, training = plain.config._attn_implementation, model.training
+    plain.set_attn_implementation("eager")
+    try:
+        device = next(model.parameters()).device
+        logits = model.eval()(input_ids=tokens[None].to(device), use_cache=False).logits[0].float().cpu()
+    finally:
+        plain.set_attn_implementation(ours)
+        model.train(training)
+    wanted = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, tokens[len(prompt) :, None])[:, 0]
+    return float(np.abs(wanted.numpy() - logprobs).max())
