@@ -22,7 +22,6 @@ class GuessEnv:
         return StepResult(Observation((hint,)), terminated=action.text == self.secret or self.left == 0)
 
 
-# Guesses that are only *digits* earn nothing: paid for, they teach the model to say the same one for ever.
 @REWARDS.register("found")
 def found(trajectories, answer, **_):
     return [float(t.turns[-1].text == str(secret)) for t, secret in zip(trajectories, answer, strict=True)]
@@ -30,8 +29,8 @@ def found(trajectories, answer, **_):
 
 SETTINGS = {"model": "builtin:calculator", "renderer": "plain", "env": "guess", "data": "secrets", "out": "runs/guess"}
 SETTINGS |= {"rewards": {"found": 1.0}, "sampling": {"max_new_tokens": 1}}
-SETTINGS |= {"algorithm": {"kl_coef": 0}, "eval": {"size": 3, "metric": "found"}}
-SETTINGS |= {"train": {"steps": 100, "tasks_per_step": 9, "learning_rate": 1e-3}}
+SETTINGS |= {"algorithm": {"kl_coef": 0.1}, "eval": {"size": 3, "metric": "found"}}  # the KL term keeps it trying
+SETTINGS |= {"train": {"steps": 150, "tasks_per_step": 9, "learning_rate": 1e-3}}
 
 if __name__ == "__main__":
     with Progress() as progress:

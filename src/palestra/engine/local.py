@@ -270,9 +270,12 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _sample(self, requests: list[Request], logits: Tensor) -> tuple[list[int], list[float], list[float] | None]:
-        keys = np.array([r.params.seed for r in requests], np.uint64)
-        counters = np.array([r.sampled for r in requests], np.uint64)
-        return sample(logits[: len(requests)], [r.params for r in requests], uniform(keys, counters))
+        # Spare rows are sampled too and thrown away: with a single row torch splits the sum over the vocabulary
+        # between threads, and the last bit would depend on who else is in the batch.
+        rows = [*requests, *requests[:1] * (len(logits) - len(requests))]
+        keys = np.array([r.params.seed for r in rows], np.uint64)
+        counters = np.array([r.sampled for r in rows], np.uint64)
+        return sample(logits, [r.params for r in rows], uniform(keys, counters))
 
     def _collect(
         self, requests: list[Request], tokens: list[int], logprobs: list[float], kept: list[float] | None

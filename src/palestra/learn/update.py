@@ -154,7 +154,9 @@ def policy_loss(
     if batch.ref is not None:
         kl = KL_ESTIMATORS[config.kl](logprobs, batch.ref)
         loss = loss + config.kl_coef * (batch.weights * kl).sum()
-        sums.add("train/kl", float(kl.detach().sum()), len(kl))
+        total = float(kl.detach().sum())
+        sums.add("train/kl", total, len(kl))
+        sums.add("train/kl_sum", total, len(batch.indices))
     if entropy is not None:  # once per step, before any weight has moved
         sums.total("train/loss", float(loss.detach()))
         sums.add("train/entropy", float(entropy.sum()), len(entropy))

@@ -195,6 +195,8 @@ class RLTrainer:
         with self._timed("time/sync_s"):
             self.version += 1
             self.engine.load_weights(self.model, self.version)
+        size = self.world.tasks.size
+        learned["train/epoch"] = cursor.epoch + (cursor.position / size if size else 0.0)
         self.cursor, self.steps_done, self._updating = cursor, self.steps_done + 1, False
         self._timings["time/step_s"] = time.perf_counter() - began
         self._dump(groups, rows)
