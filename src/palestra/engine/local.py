@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from palestra.config import Config
 from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.rows import Rows
 from palestra.engine.sampling import sample, uniform
-from palestra.engine.scheduler import Request, Schedule, Scheduler, Slot
+from palestra.engine.scheduler import Request, Schedule, Scheduler
 from palestra.engine.stops import StopFinder
-from palestra.engine.store import ROW_MULTIPLE, Block, SlotPlan, SlotStore, key_length, round_up
+from palestra.engine.store import SlotPlan, SlotStore
 from palestra.errors import ConfigError, EngineError
 from palestra.model import attention
 from palestra.types import Author, IntArray, Span
@@ -249,7 +250,7 @@ class LocalEngine:
             self._store.copy(source.number, [target.number], length)
         if not slots:
             return torch.empty(0)
-        rows = _Rows(schedule, self._device)
+        rows = Rows(schedule, self._device)
         plan = SlotPlan(self._store, rows.slots, rows.positions, rows.blocks)
         out = self._model(
             input_ids=rows.tokens[None],
@@ -334,63 +335,6 @@ class LocalEngine:
         for request in list(scheduler.active):
             scheduler.finish(request)
         scheduler.invalidate()
-
-
-class _Rows:
-    """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8."""
-
-    def __init__(self, schedule: Schedule, device: torch.device) -> None:
-        tokens: list[int] = []
-        slots: list[int] = []
-        positions: list[int] = []
-        for slot, start, end in schedule.fills:
-            tokens += slot.tokens[start:end]
-            slots += [slot.number] * (end - start)
-            positions += range(start, end)
-        first = len(tokens)
-        for request in schedule.decodes:
-            tokens.append(request.slot.tokens[-1])
-            slots.append(request.slot.number)
-            positions.append(len(request.slot.tokens) - 1)
-        count = round_up(len(tokens) + 1, ROW_MULTIPLE)  # at least one spare row, where padding may point
-        spare = count - len(tokens)
-        self.tokens = torch.tensor(tokens + [0] * spare, device=device)
-        self.slots = torch.tensor(slots + [0] * spare, device=device)
-        self.positions = torch.tensor(positions + [0] * spare, device=device)
-        wanted = max(ROW_MULTIPLE, round_up(len(schedule.decodes), ROW_MULTIPLE))
-        self.decoded = torch.tensor(
-            [*range(first, first + len(schedule.decodes))] + [count - 1] * wanted, device=device
-        )
-        self.decoded = self.decoded[:wanted]
-        self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
-        if schedule.decodes:
-            block_slots = self.slots[first : first + len(schedule.decodes)]
-            rows = torch.arange(first, first + len(schedule.decodes), device=device)[:, None]
-            longest = max(len(r.slot.tokens) for r in schedule.decodes)
-            self.blocks.append(Block(block_slots, rows, self.positions[rows], key_length(longest)))
-
-
-def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.device) -> Iterator[Block]:
-    """Prefill segments as padded blocks, segments of like length together."""
-    first = 0
-    spans: list[tuple[int, int, int, int]] = []  # (rows rounded up, first row, first position, slot)
-    for slot, start, end in fills:
-        spans.append((round_up(end - start, ROW_MULTIPLE), first, start, slot.number))
-        first += end - start
-    lengths = [end - start for _, start, end in fills]
-    for width in sorted({w for w, *_ in spans}):
-        members = [(s, n) for s, n in zip(spans, lengths, strict=True) if s[0] == width]
-        rows = np.full((len(members), width), spare, np.int64)
-        positions = np.full((len(members), width), -1, np.int64)
-        for i, ((_, row, position, _), n) in enumerate(members):
-            rows[i, :n] = np.arange(row, row + n)
-            positions[i, :n] = np.arange(position, position + n)
-        yield Block(
-            torch.tensor([s[3] for s, _ in members], device=device),
-            torch.from_numpy(rows).to(device),
-            torch.from_numpy(positions).to(device),
-            key_length(int(positions.max()) + 1),
-        )
 
 
 def _skeleton(model: nn.Module, dtype: str) -> nn.Module:

@@ -87,10 +87,10 @@ def _doubled(have: int, need: int) -> int:
 
 @dataclass(slots=True)
 class Block:
-    """Rows that attend together: S slots with Lq rows each. ``rows`` (S, Lq) indexes the flat rows;
-    ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many keys to look at."""
+    """Rows that attend together: S slots (by number, or a range) with Lq rows each. ``rows`` (S, Lq) indexes the
+    flat rows; ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many keys to look at."""
 
-    slots: Tensor
+    slots: Tensor | slice
     rows: Tensor
     positions: Tensor
     length: int

@@ -26,7 +26,7 @@ METRICS: dict[str, str] = {
     "train/grad_norm": "gradient norm before clipping, averaged over the step's updates",
     "train/clip_fraction": "share of trained tokens whose ratio was clipped",
     "train/ratio_mean": "mean ratio pi/pi_old over trained tokens; near 1",
-    "train/ratio_first_step_max": "largest |ratio - 1| in the step's first update; far from 0: sampler and trainer disagree",
+    "train/ratio_first_step_max": "largest |ratio - 1| in the step's first update; not 0: sampler and trainer differ",
     "train/entropy": "mean entropy of the policy at trained tokens, in nats",
     "train/tokens": "tokens trained on in the step",
     "train/updates": "optimiser updates in the step",

@@ -80,7 +80,7 @@ class RLTrainer:
     def _listen_to_canary(self) -> None:
         """Wrong log-probs stop the run here; a batch-dependent decode is said, for then runs do not repeat."""
         heard = canary.sing(self.engine, self.model)
-        self.facts = {"engine_logprob_gap": heard.max_difference, "batch_invariant": heard.batch_invariant}
+        self.facts = {"engine": {"logprob_gap": heard.max_difference, "batch_invariant": heard.batch_invariant}}
         if not heard.batch_invariant:
             self.progress.note("decoding depends on the batch here: this run will not repeat bit for bit", warning=True)
 

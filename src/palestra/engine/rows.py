@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a schedule to the tensors of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from palestra.engine.scheduler import Request, Schedule, Slot
+from palestra.engine.store import ROW_MULTIPLE, Block, key_length, round_up
+
+
+class Rows:
+    """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8."""
+
+    def __init__(self, schedule: Schedule, device: torch.device) -> None:
+        tokens: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        for slot, start, end in schedule.fills:
+            tokens += slot.tokens[start:end]
+            slots += [slot.number] * (end - start)
+            positions += range(start, end)
+        first = len(tokens)
+        for request in schedule.decodes:
+            tokens.append(request.slot.tokens[-1])
+            slots.append(request.slot.number)
+            positions.append(len(request.slot.tokens) - 1)
+        count = round_up(len(tokens) + 1, ROW_MULTIPLE)  # at least one spare row, where padding may point
+        spare = count - len(tokens)
+        self.tokens = torch.tensor(tokens + [0] * spare, device=device)
+        self.slots = torch.tensor(slots + [0] * spare, device=device)
+        self.positions = torch.tensor(positions + [0] * spare, device=device)
+        wanted = max(ROW_MULTIPLE, round_up(len(schedule.decodes), ROW_MULTIPLE))
+        self.decoded = torch.tensor(
+            [*range(first, first + len(schedule.decodes))] + [count - 1] * wanted, device=device
+        )
+        self.decoded = self.decoded[:wanted]
+        self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
+        if schedule.decodes:
+            self.blocks.append(_decode_block(schedule.decodes, first, count - 1, device))
+
+
+def _decode_block(requests: list[Request], first: int, spare: int, device: torch.device) -> Block:
+    """One row per request. Where the slots lie close together, the block spans all slots from the first to the
+    last, idle ones included: a view of the store, whereas picking slots one by one copies their keys, which costs
+    more than all of attention."""
+    numbers = np.array([r.slot.number for r in requests])
+    low, high = int(numbers.min()), int(numbers.max()) + 1
+    dense = high - low <= 2 * len(requests)
+    where = numbers - low if dense else np.arange(len(requests))
+    rows = np.full((high - low if dense else len(requests), 1), spare, np.int64)
+    positions = np.full_like(rows, -1)
+    rows[where, 0] = np.arange(first, first + len(requests))
+    positions[where, 0] = [len(r.slot.tokens) - 1 for r in requests]
+    return Block(
+        slice(low, high) if dense else torch.from_numpy(numbers).to(device),
+        torch.from_numpy(rows).to(device),
+        torch.from_numpy(positions).to(device),
+        key_length(int(positions.max()) + 1),
+    )
+
+
+def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.device) -> Iterator[Block]:
+    """Prefill segments as padded blocks, segments of like length together."""
+    first = 0
+    spans: list[tuple[int, int, int, int]] = []  # (rows rounded up, first row, first position, slot)
+    for slot, start, end in fills:
+        spans.append((round_up(end - start, ROW_MULTIPLE), first, start, slot.number))
+        first += end - start
+    lengths = [end - start for _, start, end in fills]
+    for width in sorted({w for w, *_ in spans}):
+        members = [(s, n) for s, n in zip(spans, lengths, strict=True) if s[0] == width]
+        rows = np.full((len(members), width), spare, np.int64)
+        positions = np.full((len(members), width), -1, np.int64)
+        for i, ((_, row, position, _), n) in enumerate(members):
+            rows[i, :n] = np.arange(row, row + n)
+            positions[i, :n] = np.arange(position, position + n)
+        yield Block(
+            torch.tensor([s[3] for s, _ in members], device=device),
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(positions).to(device),
+            key_length(int(positions.max()) + 1),
+        )
