@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from palestra.config import load
-from palestra.errors import ConfigError
+from palestra.errors import ConfigError, UserError
 from palestra.learn.batch import rows
 from palestra.run.metrics import check
 from palestra.run.progress import Progress
@@ -331,3 +331,14 @@ def _yaml(text: str) -> dict[str, Any]:
 
     data: dict[str, Any] = yaml.safe_load(text)
     return data
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"env": "calculater"}, {"model": "/nowhere"}, {"rewards": {"acuracy": 1.0}}, {"data": "arithmetik"}]
+)
+def test_a_mistake_in_the_config_is_told_before_anything_is_written(tmp_path: Path, wrong: dict[str, object]) -> None:
+    given = {"model": "builtin:calculator", "renderer": "plain", "env": "calculator", "data": "arithmetic"}
+    config = RLConfig.model_validate(given | {"out": str(tmp_path / "run")} | wrong)
+    with pytest.raises(UserError):
+        train_rl(config, progress=Progress(quiet=True))
+    assert not (tmp_path / "run").exists()

@@ -151,14 +151,21 @@ def _version(package: str) -> str | None:
         return None
 
 
+def check_free(path: str | Path) -> None:
+    """Refuse a directory that holds another run or other files, before time is spent on loading a model."""
+    path = Path(path)
+    if not path.is_dir():
+        return
+    if (path / "run.json").exists():
+        raise RunError(f"{path} already holds a run; go on with it by --resume or choose another --out")
+    if any(path.iterdir()):
+        raise RunError(f"{path} is not empty and holds no run; choose another --out")
+
+
 def _claim(path: Path) -> list[Path]:
     """Make the directory and claim it by an empty ``run.json``; returns the directories that were made."""
     made = [p for p in (path, *path.parents) if not p.exists()]
-    if not made and path.is_dir():
-        if (path / "run.json").exists():
-            raise RunError(f"{path} already holds a run; go on with it by --resume or choose another --out")
-        if any(path.iterdir()):
-            raise RunError(f"{path} is not empty and holds no run; choose another --out")
+    check_free(path)
     try:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,48 @@ from palestra.engine import canary
 from palestra.errors import RunError
 from palestra.eval.evaluate import EvalResult, evaluate
 from palestra.learn import batch as learn_batch
-from palestra.learn.batch import Rows
+from palestra.learn.batch import Rows, Sample
 from palestra.learn.policy import frozen_copy
 from palestra.learn.update import annotate, train_step
+from palestra.model.loading import LoadedModel
 from palestra.model.lora import add_lora
 from palestra.rollout.collect import collect
 from palestra.rollout.dump import write_rollouts
-from palestra.run.directory import Run
+from palestra.run.directory import Run, check_free
 from palestra.run.progress import Progress
 from palestra.train import setup, sft
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
 from palestra.train.config import RLConfig, learning_rate
 from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics
 from palestra.types import Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """What a config names, found and checked before anything is written. began: when that started."""
+
+    config: RLConfig
+    loaded: LoadedModel
+    world: setup.World
+    demonstrations: Sequence[Sample]
+    began: float
+
+
+def prepare(config: RLConfig) -> Prepared:
+    """Load and check everything a run needs; a mistake of the user raises its UserError here."""
+    began = time.perf_counter()
+    loaded = setup.load(config.model)
+    world = setup.make_world(config, loaded)
+    world.env_factory()
+    if config.eval.size:
+        setup.eval_tasks(config, config.eval, 1)
+    samples: Sequence[Sample] = ()
+    if (warmup := config.warmup) is not None:
+        dialogues = make_dialogues(warmup.data.name, seed=config.seed, **warmup.data.options)
+        samples = sft.dialogue_samples(
+            dialogues, world.renderer, max_length=warmup.max_length, env_factory=world.env_factory
+        )
+    return Prepared(config, loaded, world, samples, began)
 
 
 class RLTrainer:
@@ -44,10 +74,10 @@ class RLTrainer:
     call them itself.
     """
 
-    def __init__(self, config: RLConfig, run: Run, *, progress: Progress, resume: bool = False) -> None:
+    def __init__(self, prepared: Prepared, run: Run, *, progress: Progress, resume: bool = False) -> None:
+        config = prepared.config
         self.config, self.run_dir, self.progress = config, run, progress
-        self.loaded = setup.load(config.model)
-        self.world = setup.make_world(config, self.loaded)
+        self.loaded, self.world, self.demonstrations = prepared.loaded, prepared.world, prepared.demonstrations
         self.checkpoints = run.path / "checkpoints"
         found = latest_checkpoint(self.checkpoints) if resume else None
         model = restore_model(found, self.loaded.model) if found else self.loaded.model
@@ -61,7 +91,7 @@ class RLTrainer:
         self.engine = setup.make_engine(config, model, self.world.renderer)
         self.results: dict[str, dict[str, Any] | None] = {}
         self._updating = False
-        self._began = time.perf_counter()
+        self._began = prepared.began
 
     # The whole run ---------------------------------------------------------------------------------------
 
@@ -90,10 +120,7 @@ class RLTrainer:
         assert settings is not None
         kept = self.run_dir.path / "warmup"
         found = latest_checkpoint(kept) if self._resume else None
-        dialogues = make_dialogues(settings.data.name, seed=self.config.seed, **settings.data.options)
-        samples = sft.dialogue_samples(
-            dialogues, self.world.renderer, max_length=settings.max_length, env_factory=self.world.env_factory
-        )
+        samples = self.demonstrations
         if found is not None:
             restore_model(found, self.model)
         policy = sft.make_policy(self.model, settings, reference=False)
@@ -314,8 +341,11 @@ def train_rl(
     """``palestra rl``: returns the summary that is also written to the run directory, beside ``report.html``."""
     from palestra.train.report import report_run
 
+    if not resume:
+        check_free(config.out)
+    prepared = prepare(config)
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
-        trainer = RLTrainer(config, run, progress=progress, resume=resume)
+        trainer = RLTrainer(prepared, run, progress=progress, resume=resume)
         if on_ready is not None:
             on_ready(trainer)
         summary = trainer.run()
