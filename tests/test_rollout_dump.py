@@ -120,10 +120,10 @@ def compressed(path, text):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"format": 2}', "format 2; this version reads format 1"),
-        ("{}", "format None"),
+        ('{"format": 2, "episodes": []}', "format 2 is not known here; this version reads 1"),
+        ("{}", "not a line of a rollouts file"),
         ('{"format": 1, "draw": 0, "episodes": []}', "field 'task' is missing"),
-        ("{nonsense", "cannot be read"),
+        ("{nonsense", "not JSON"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused_with_file_and_line(tmp_path, line, told):
@@ -135,10 +135,10 @@ def test_a_line_that_cannot_be_read_is_refused_with_file_and_line(tmp_path, line
 
 
 def test_a_file_that_is_not_compressed_or_not_there_is_refused(tmp_path):
-    (tmp_path / "plain").write_text("{}")
-    with pytest.raises(DataError, match="compressed JSON lines"):
-        list(read_rollouts(tmp_path / "plain"))
-    with pytest.raises(DataError, match="no such rollouts file"):
+    (tmp_path / "plain.jsonl.zst").write_text("{}")
+    with pytest.raises(DataError, match="not zstandard-compressed"):
+        list(read_rollouts(tmp_path / "plain.jsonl.zst"))
+    with pytest.raises(DataError, match="does not exist"):
         list(read_rollouts(tmp_path / "absent"))
 
 

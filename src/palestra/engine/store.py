@@ -74,10 +74,6 @@ class SlotStore:
             for rows in table.values():
                 rows[index.to(rows.device), :, :length] = rows[source, :, :length]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for table in (self.keys, self.values) for t in table.values())
-
 
 def _doubled(have: int, need: int) -> int:
     while have < need:

@@ -7,7 +7,6 @@ back exactly as they were.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import zstandard
 
 from palestra.config import FORMAT
 from palestra.errors import DataError
+from palestra.run.view import read_groups
 from palestra.types import Author, Episode, Group, RewardTerm, Span, StopReason, Task, Trajectory, Turn
 
 Advantages = Sequence[Sequence[float | None]]
@@ -78,23 +78,8 @@ def write_rollouts(
 
 def read_rollouts(path: str | Path) -> Iterator[Group]:
     """The groups of a file, one at a time. Raises DataError with file and line for whatever cannot be read."""
-    for number, data in enumerate(read_rollout_dicts(path), start=1):
+    for number, data in enumerate(read_groups(path), start=1):
         yield group_from_dict(data, f"{path}:{number}")
-
-
-def read_rollout_dicts(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a file as plain data, advantages included: what viewer and report show."""
-    path = Path(path)
-    lines: list[dict[str, Any]] = []
-    try:
-        with path.open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as data:
-            for line in io.TextIOWrapper(data, encoding="utf-8"):
-                lines.append(json.loads(line))
-    except (zstandard.ZstdError, json.JSONDecodeError, UnicodeDecodeError) as problem:
-        raise DataError(f"{path}:{len(lines) + 1}: cannot be read as compressed JSON lines ({problem})") from problem
-    except FileNotFoundError as problem:
-        raise DataError(f"{path}: no such rollouts file") from problem
-    return lines
 
 
 def _task_to_dict(task: Task) -> dict[str, Any]:

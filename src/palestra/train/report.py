@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from palestra.rollout.dump import read_rollout_dicts
 from palestra.run.report import write_report
 from palestra.run.trackers import read_metrics
+from palestra.run.view import read_groups
 
 
 def report_run(
@@ -19,7 +20,7 @@ def report_run(
     rollout files."""
     files = sorted((path / "rollouts").glob("*.jsonl.zst"))
     chosen = [files[0], files[-1]] if len(files) > 1 else files
-    shown = [g for f in chosen for g in read_rollout_dicts(f)[: groups // max(1, len(chosen))]]
+    shown = [g for f in chosen for g in islice(read_groups(f), groups // max(1, len(chosen)))]
     write_report(
         path / "report.html",
         title=f"Palestra run {path.name}",
