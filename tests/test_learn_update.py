@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,17 @@ from torch import nn
 from palestra.engine.base import SamplingParams
 from palestra.engine.local import LocalEngine
 from palestra.errors import ModelError
-from palestra.learn.batch import Rows, Sample, pack
+from palestra.learn.batch import Rows, Sample, pack, token_weights
 from palestra.learn.policy import Policy
-from palestra.learn.update import UpdateConfig, annotate, linear_schedule, make_optimizer, train_step
+from palestra.learn.update import (
+    Sums,
+    UpdateConfig,
+    annotate,
+    linear_schedule,
+    make_optimizer,
+    policy_loss,
+    train_step,
+)
 from palestra.model.lora import LoraConfig, add_lora
 
 TEMPERATURE = 0.7
@@ -94,12 +103,30 @@ def test_ls_006_a_step_without_signal_is_no_step_and_says_so() -> None:
     )
 
 
+def test_rows_without_advantage_are_not_computed_and_the_gradient_is_the_same() -> None:
+    """One of the two groups has a signal. The step equals the gradient of the whole batch, flat group included."""
+    policy = Policy(make_model().double())
+    rows, config = played(policy.model), UpdateConfig(kl_coef=0.0, max_grad_norm=1e9)
+    rows = Rows(tuple(s if s.group == "0" else replace(s, reward=1.0) for s in rows.samples))
+    rows = annotate(policy, rows, config, temperature=TEMPERATURE)
+    weights_ = token_weights(rows.samples, config.reduction)
+    whole = pack(rows, weights_, range(len(rows)), dtype=torch.float64)
+    policy_loss(policy, whole, config, TEMPERATURE, Sums({}), first=True).backward()
+    wanted = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+    before = [p.detach().clone() for p in policy.parameters()]
+    sgd = torch.optim.SGD(policy.parameters(), lr=1.0)
+    metrics = train_step(policy, sgd, linear_schedule(sgd, steps=10, warmup_ratio=0.0), rows, config, temperature=0.7)
+    assert metrics["train/rows_without_signal"] == 4.0  # the flat three, and the average member of the other group
+    for p, old, gradient in zip(policy.parameters(), before, wanted, strict=True):
+        torch.testing.assert_close(old - p.detach(), gradient, rtol=0, atol=1e-12)
+
+
 def test_ls_006_a_step_without_trained_tokens_is_no_step_even_with_a_kl_term() -> None:
     policy = Policy(make_model(), reference=True)
     rows = Rows((sample([5, 6, 7], [0, 0, 0]), sample([5, 6], [0, 1], episode="b", trained=False)))
     before = weights(policy.model)
     metrics = learn(policy, rows, UpdateConfig(kl_coef=0.1))
-    assert metrics == {"train/updates": 0.0, "train/updates_skipped": 1.0, "train/tokens": 0.0}
+    assert metrics["train/tokens"] == metrics["train/updates"] == 0.0 and metrics["train/updates_skipped"] == 1.0
     assert same(policy.model, before)
 
 

@@ -111,10 +111,10 @@ def train_step(
     Without any signal (all advantages zero and no KL term) nothing is updated, and the metrics say so. A
     non-finite gradient is never applied.
     """
-    indices = trained_indices(rows)
+    indices = _rows_with_gradient(rows, config)
     metrics = {"train/updates": 0.0, "train/updates_skipped": 0.0, "train/tokens": float(sum_tokens(rows))}
-    signal = rows.advantages is not None and any(np.any(rows.advantages[i]) for i in indices)
-    if not indices or not (signal or config.kl_coef):
+    metrics["train/rows_without_signal"] = float(len(trained_indices(rows)) - len(indices))
+    if not indices:
         return metrics | {"train/updates_skipped": 1.0}
     sums = Sums({})
     weights = token_weights(rows.samples, config.reduction, divisor=config.reduction_divisor)
@@ -135,6 +135,15 @@ def train_step(
         scheduler.step()
     optimizer.zero_grad(set_to_none=True)
     return metrics | sums.means()
+
+
+def _rows_with_gradient(rows: Rows, config: UpdateConfig) -> list[int]:
+    """The rows worth a forward pass. Every surrogate is a multiple of the advantage, so without a KL term a row whose
+    advantages are all 0 adds exactly nothing to the gradient; it still counts in the divisors of the others."""
+    trained = trained_indices(rows)
+    if config.kl_coef or rows.advantages is None:
+        return trained
+    return [i for i in trained if np.any(rows.advantages[i])]
 
 
 def policy_loss(
