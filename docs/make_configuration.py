@@ -61,7 +61,7 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "out": "The run directory; one run each.",
         "model": "Which model, see ModelConfig.",
         "data": "A source of tasks: `arithmetic`, `word_problems`, `gsm8k`, `jsonl`, or your own.",
-        "env": "What the agent acts on: `calculator`, `calculator_tools`, `self_refine`, `tool_env`, your own, or "
+        "env": "What the agent acts on: `calculator`, `calculator_tools`, `pocket_calculator`, `self_refine`, `tool_env`, your own, or "
         "`module:Class`.",
         "renderer": "How messages become tokens: `chat` (the model's own template; option `tools`: template, system or "
         "error) or `plain` (contents one after another).",

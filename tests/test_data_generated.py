@@ -91,6 +91,7 @@ def test_each_slip_is_a_choice_and_every_result_is_true() -> None:
     ]
     assert said(LEFT, Slips(stop_early=1.0))[::2] == ["<call>add(3,4)</call>", "<answer>\\boxed{7}</answer>"]
     assert said(LEFT, Slips(operand=1.0)) == ["<answer>\\boxed{3}</answer>"]
+    assert said(LEFT, Slips(wrong_answer=1.0)) == [*said(LEFT, Slips())[:-1], "<answer>\\boxed{3}</answer>"]
     rng = random.Random(1)
     for i in range(200):
         messages = arithmetic.demonstration(arithmetic.problem(i), rng, Noise.default())
@@ -152,9 +153,9 @@ def test_a_word_problem_is_shown_one_call_a_turn_in_the_openai_shape() -> None:
     task = Task("w", "?", 17, {"operations": ("multiply", "add"), "operands": (3, 4, 5), "shape": "2-step"})
     messages = word_problems.demonstration(task, random.Random(0), Noise.clean())
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    function = {"name": "multiply", "arguments": {"a": 3, "b": 4}}
+    function = {"name": "calculate", "arguments": {"expression": "3 * 4"}}
     assert messages[1]["tool_calls"] == [{"id": "call_0", "type": "function", "function": function}]
-    assert messages[2] == {"role": "tool", "tool_call_id": "call_0", "name": "multiply", "content": "12"}
+    assert messages[2] == {"role": "tool", "tool_call_id": "call_0", "name": "calculate", "content": "12"}
     assert results_of(messages) == ["12", "17"]
     assert messages[-1] == {"role": "assistant", "content": "The answer is 17."}
 
@@ -170,6 +171,7 @@ def test_word_problem_slips_are_choices_too() -> None:
     assert shown(Slips(wrong_first=1.0)) == ["7", "12", "The answer is 12."]
     assert shown(Slips(wrong_last=1.0)) == ["12", "60", "The answer is 60."]
     assert shown(Slips(operand=1.0)) == ["The answer is 3."]
+    assert shown(Slips(wrong_answer=1.0)) == ["12", "17", "The answer is 3."]
     one = Task("w", "?", 7, {"operations": ("add",), "operands": (3, 4), "shape": "1-step"})
     with pytest.raises(ConfigError, match="one step cannot stop early"):
         word_problems.demonstration(one, random.Random(0), Noise(other=Slips(stop_early=0.5)))

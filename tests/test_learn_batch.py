@@ -121,17 +121,57 @@ def test_groups_with_a_short_common_beginning_share_nothing() -> None:
     first = sample([5, 6, 7, 8], [0, 0, 1, 1], group="A", episode="A0")
     second = replace(first, group="B", episode="B0")
     assert packed([first, second]).tokens.tolist() == [[5, 6, 7, 8, 5, 6, 7, 8]]
-    assert packed([first, replace(second, group="A")]).tokens.tolist() == [[5, 6, 7, 8, 7, 8]]
+    assert packed([first, replace(second, group="A")]).tokens.tolist() == [[5, 6, 7, 8]]
 
 
-def test_what_is_shared_ends_before_the_first_token_that_any_member_wrote() -> None:
+def test_what_members_wrote_alike_is_shared_too_and_each_of_them_keeps_its_own_targets() -> None:
     one = sample([5, 6, 7, 8], [0, 0, 0, 1], episode="a")
     two = sample([5, 6, 7, 9], [0, 1, 1, 1], episode="b")
     batch = packed([one, two])
-    assert batch.tokens.tolist() == [[5, 6, 7, 8, 6, 7, 9]]
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 1, 2, 3]]
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 9]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3, 3]]
     assert batch.targets.tolist() == [8, 6, 7, 9]
-    assert batch.predict.tolist() == [2, 0, 4, 5], "each target is predicted by the row before it in its own sequence"
+    assert batch.predict.tolist() == [2, 0, 1, 2], "each target is predicted by the row before it in its own sequence"
+    assert batch.scored.tolist() == [0, 1, 2] and batch.score_at.tolist() == [2, 0, 1, 2], "no row is scored twice"
+
+
+def forked(rng: np.random.Generator, dialogues: int = 9) -> list[Sample]:
+    """A group that parts in many places: at the first sampled token, late, never, or where one member simply ends."""
+    base = rng.integers(3, 60, 90)
+    found = []
+    for i in range(dialogues):
+        at, length = int(rng.choice([8, 30, 31, 60, 90])), int(rng.integers(61, 91))
+        tokens = np.concatenate([base[:at], rng.integers(3, 60, 90 - at)])[: length if at < 90 else 80 + i % 2]
+        mask = (np.arange(len(tokens)) >= 8) & (np.arange(len(tokens)) % 7 > 1)
+        found.append(sample(tokens.tolist(), mask.tolist(), episode=f"e{i}"))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_group_stored_as_a_tree_gives_the_log_probs_and_gradients_of_its_members_alone(family: str) -> None:
+    plain = make_model(family, torch.float64)
+    model = copy.deepcopy(plain)
+    rng = np.random.default_rng(5)
+    samples = forked(rng)
+    weights = [np.where(s.loss_mask, rng.normal(size=len(s.tokens)), 0.0) for s in samples]
+    batch = packed(samples, weights=weights)
+    assert len(batch.tokens[0]) < 0.75 * sum(len(s.tokens) for s in samples)
+    logprobs = Policy(model).logprobs(batch)[0]
+    for i, s in enumerate(samples):
+        want = plain_logprobs(plain, s.tokens)
+        torch.testing.assert_close(per_sample(batch, logprobs)[i], want[trained(s)], rtol=1e-9, atol=1e-9)
+        (torch.from_numpy(weights[i])[1:] * want[1:]).sum().backward()
+    (batch.weights * logprobs).sum().backward()
+    for (name, expected), got in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert expected.grad is not None and got.grad is not None
+        if float(expected.grad.norm()) > 1e-12:
+            assert relative(got.grad, expected.grad) < 1e-9, name
+
+
+def test_equal_members_are_computed_once() -> None:
+    one = sample([5, 6, 7, 8], [0, 0, 1, 1], episode="a")
+    batch = packed([one, replace(one, episode="b")])
+    assert (batch.tokens.tolist(), batch.targets.tolist()) == ([[5, 6, 7, 8]], [7, 8, 7, 8])
 
 
 # Reductions and cuts ---------------------------------------------------------------------------------------

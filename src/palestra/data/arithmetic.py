@@ -95,7 +95,7 @@ def demonstration(task: Task, rng: random.Random, noise: Noise) -> list[Message]
     if slip == "stop_early":
         return [*messages, _answer(inner)]
     outer = _call(messages, OTHER[last] if slip == "wrong_last" else last, *((inner, c) if left else (a, inner)))
-    return [*messages, _answer(outer)]
+    return [*messages, _answer(a if slip == "wrong_answer" else outer)]
 
 
 def _call(messages: list[Message], op: str, a: int, b: int) -> int:

@@ -23,6 +23,7 @@ class Slips:
 
     wrong_first: the first call uses another operation. wrong_last: the last call does. stop_early: the result
     of the first call is given as the answer. operand: an operand is given as the answer, without any call.
+    wrong_answer: every call is right, and an operand is given as the answer all the same.
 
     >>> Slips(stop_early=0.6, wrong_last=0.1).right
     0.3
@@ -32,6 +33,7 @@ class Slips:
     wrong_last: float = 0.0
     stop_early: float = 0.0
     operand: float = 0.0
+    wrong_answer: float = 0.0
 
     def __post_init__(self) -> None:
         values = [getattr(self, f.name) for f in fields(self)]

@@ -19,6 +19,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a // b,
 }
+SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 WRONG = {"add": "multiply", "subtract": "add", "multiply": "add", "divide": "subtract"}
 
 
@@ -89,14 +90,14 @@ def word_problems(split: str = "train", seed: int = 0, max_operand: int = 99, op
 
 
 def demonstration(task: Task, rng: random.Random, noise: Noise) -> list[Message]:
-    """One dialogue with tools: the question, one call per turn with its true result, the answer in words.
+    """One dialogue with a pocket calculator: the question, one call per turn with its true result, the answer in words.
 
     >>> from palestra.types import Task
     >>> task = Task("t", "3 bags of 4?", 12, {"operations": ("multiply",), "operands": (3, 4), "shape": "1-step"})
     >>> for m in demonstration(task, random.Random(0), Noise.clean()):
     ...     print(m["role"], m["content"] or m["tool_calls"][0]["function"])
     user 3 bags of 4?
-    assistant {'name': 'multiply', 'arguments': {'a': 3, 'b': 4}}
+    assistant {'name': 'calculate', 'arguments': {'expression': '3 * 4'}}
     tool 12
     assistant The answer is 12.
     """
@@ -114,16 +115,16 @@ def demonstration(task: Task, rng: random.Random, noise: Noise) -> list[Message]
         value = _call(messages, WRONG[op] if i == wrong_at else op, value, operand, f"call_{i}")
         if slip == "stop_early":
             break
-    return [*messages, _answer(value)]
+    return [*messages, _answer(operands[0] if slip == "wrong_answer" else value)]
 
 
 def _call(messages: list[Message], op: str, a: int, b: int, call_id: str) -> int:
     result = OPERATIONS[op](a, b)
-    function = {"name": op, "arguments": {"a": a, "b": b}}
+    function = {"name": "calculate", "arguments": {"expression": f"{a} {SYMBOLS[op]} {b}"}}
     messages.append(
         {"role": "assistant", "content": "", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
     )
-    messages.append({"role": "tool", "tool_call_id": call_id, "name": op, "content": str(result)})
+    messages.append({"role": "tool", "tool_call_id": call_id, "name": "calculate", "content": str(result)})
     return result
 
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from palestra.env.arithmetic import ArithmeticToolEnv
+from palestra.env.arithmetic import ArithmeticToolEnv, PocketCalculatorEnv
 from palestra.env.base import ENVS, Action, Env, EnvFactory, Observation, StepResult
 from palestra.env.calculator import CalculatorEnv
 from palestra.env.self_refine import SelfRefineEnv
@@ -45,6 +45,7 @@ __all__ = [
     "ENVS",
     "Action",
     "ArithmeticToolEnv",
+    "PocketCalculatorEnv",
     "CalculatorEnv",
     "Env",
     "EnvFactory",

@@ -193,8 +193,9 @@ class Batch:
     """One micro-batch as a single flat sequence without padding.
 
     tokens, positions (1, N). Episodes of a group that begin with the same tokens share them: those rows occur
-    once and their keys serve all members. ``predict`` (M,): flat row whose logits predict each trained token;
-    ``targets`` (M,): that token; ``weights``, ``advantages``, ``old``, ``ref`` (M,): per trained token;
+    once and their keys serve all members. ``predict`` (M,): flat row whose logits predict each trained token, and
+    ``scored`` (U,) those rows once each, ``score_at`` (M,) where in ``scored`` a token finds its own; ``targets``
+    (M,): that token; ``weights``, ``advantages``, ``old``, ``ref`` (M,): per trained token;
     ``sequence`` (M,): index of its sample within the batch. The batch is an ``AttentionPlan``.
     """
 
@@ -203,6 +204,8 @@ class Batch:
     segments: list[Segment]
     unpad: Tensor
     predict: Tensor
+    scored: Tensor
+    score_at: Tensor
     targets: Tensor
     sequence: Tensor
     weights: Tensor
@@ -286,12 +289,16 @@ def pack(
     def ints(parts: Sequence[npt.NDArray[Any]]) -> Tensor:
         return torch.as_tensor(np.concatenate(parts), dtype=torch.long, device=device)
 
+    predicting = ints(predict)
+    scored, score_at = predicting.unique(return_inverse=True)
     return Batch(
         tokens=torch.as_tensor(tokens, dtype=torch.long, device=device)[None],
         positions=torch.as_tensor(positions, dtype=torch.long, device=device)[None],
         segments=[Segment(s.query.to(device), s.keys.to(device), s.causal) for s in segments],
         unpad=unpad.to(device),
-        predict=ints(predict),
+        predict=predicting,
+        scored=scored,
+        score_at=score_at,
         targets=ints(targets),
         sequence=ints(sequence),
         weights=weight,
@@ -311,11 +318,16 @@ TRUNK = 32
 """A prefix shared by a whole micro-batch (a system prompt with its tools) is stored once from this length on;
 a shorter one would save less than its kernels cost."""
 
+BRANCH = 16
+"""Members of a group that go on alike after their prompt share those tokens too when it saves at least this many."""
+
 
 def _layout(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[list[_Piece], list[int], list[list[int]]]:
-    """A tree of three levels: what all samples begin with, what a group begins with, each sample's own tokens.
+    """A tree: what all samples begin with, what a group begins with, and each way its members go on from there.
 
-    Returns the pieces in flat order, the samples in that order, and the flat row of each of a sample's tokens.
+    A token's hidden state depends on what stands before it and on nothing else, so equal beginnings are computed
+    once, sampled tokens included; the gradient is the sum over all who share them. Returns the pieces in flat order,
+    the samples in that order, and the flat row of each of a sample's tokens.
     """
     pieces: list[_Piece] = []
     order: list[int] = []
@@ -330,37 +342,59 @@ def _layout(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[list[_Pi
         count += len(tokens)
         return prefix + list(range(count - len(tokens), count))
 
+    def grow(members: Sequence[int], start: int, prefix: list[int]) -> None:
+        """One branch: what its members have in common from ``start`` on, then a branch for each way they part."""
+        end = _common(samples, members)
+        flat_rows = add(samples[members[0]].tokens[start:end], prefix)
+        for branch in _branches(samples, members, end):
+            if len(samples[branch[0]].tokens) == end:  # these members end here
+                order.extend(branch)
+                row_of.extend([flat_rows] * len(branch))
+            else:
+                grow(branch, end, flat_rows)
+
     trunk, groups = _shared(samples, indices)
-    root = add(trunk, [])
-    for prompt, members in groups:
-        stem = add(prompt[len(trunk) :], root)
-        for i in members:
-            order.append(i)
-            row_of.append(add(samples[i].tokens[len(prompt) :], stem))
+    root = add(samples[indices[0]].tokens[:trunk], [])
+    for _, members in groups:
+        grow(members, trunk, root)
     return pieces, order, row_of
 
 
-def _shared(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[IntArray, list[tuple[IntArray, list[int]]]]:
-    """The trunk, and per group its shared leading tokens (trunk included) with its members."""
+def _branches(samples: Sequence[Sample], members: Sequence[int], at: int) -> list[list[int]]:
+    """``members``, alike up to ``at``, by how they go on; those that would share too little stay apart."""
+    by_next: dict[int, list[int]] = {}
+    for i in members:
+        by_next.setdefault(int(samples[i].tokens[at]) if at < len(samples[i].tokens) else -1, []).append(i)
+    branches: list[list[int]] = []
+    for following, branch in by_next.items():
+        saved = (_common(samples, branch) - at) * (len(branch) - 1)
+        if following == -1 or saved >= BRANCH:
+            branches.append(branch)
+        else:
+            branches.extend([i] for i in branch)
+    return branches
+
+
+def _shared(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[int, list[tuple[int, list[int]]]]:
+    """The length of the trunk, and per group that of its shared beginning (trunk included) with its members."""
     groups: dict[str, list[int]] = {}
     for i in indices:
         groups.setdefault(samples[i].group, []).append(i)
-    trunk = _common(samples, indices) if len(groups) > 1 else samples[indices[0]].tokens[:0]
-    if len(trunk) < TRUNK:
-        trunk = trunk[:0]
+    trunk = _common(samples, indices) if len(groups) > 1 else 0
+    if trunk < TRUNK:
+        trunk = 0
     return trunk, [(_common(samples, m) if len(m) > 1 else trunk, m) for m in groups.values()]
 
 
-def _common(samples: Sequence[Sample], members: Sequence[int]) -> IntArray:
-    """The leading tokens that all members have in common. They end before the first sampled token of each, so
-    every trained token keeps a row of its own."""
+def _common(samples: Sequence[Sample], members: Sequence[int]) -> int:
+    """How many leading tokens all members have in common."""
     first = samples[members[0]].tokens
-    limit = min(int(samples[i].loss_mask.argmax()) if samples[i].loss_mask.any() else 0 for i in members)
+    limit = len(first)
     for i in members[1:]:
         n = min(limit, len(samples[i].tokens))
         same = samples[i].tokens[:n] == first[:n]
         limit = n if same.all() else int(same.argmin())
-    return first[:limit]
+    return limit
 
 
 def _segments(pieces: Sequence[_Piece], count: int) -> tuple[list[Segment], Tensor]:
@@ -399,11 +433,11 @@ def micro_batches(samples: Sequence[Sample], indices: Sequence[int], max_tokens:
     group, so the budget bounds what is really computed."""
     batch: list[int] = []
     size = 0
-    trunk, groups = _shared(samples, indices) if len(indices) else (None, [])
+    trunk, groups = _shared(samples, indices) if len(indices) else (0, [])
     for prompt, members in groups:
         opened = False
         for i in members:
-            shared = len(prompt) if opened else len(trunk) if batch and trunk is not None else 0
+            shared = prompt if opened else trunk if batch else 0
             cost = len(samples[i].tokens) - shared
             if batch and size + cost > max_tokens:
                 yield batch

@@ -92,21 +92,22 @@ class Policy:
                 input_ids=batch.tokens,
                 position_ids=batch.positions,
                 use_cache=False,
-                logits_to_keep=batch.predict,
+                logits_to_keep=batch.scored,
                 plan=batch,
             )
         logits = out.logits[0]
         scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
         scaled -= scaled.detach().amax(-1, keepdim=True)  # before anything is rounded at the size of the logits
         log_z = scaled.logsumexp(-1)
-        picked = scaled.gather(-1, batch.targets[:, None])[:, 0] - log_z
+        at = batch.score_at  # tokens that share a context share its logits
+        picked = scaled[at, batch.targets] - log_z[at]
         if not entropy:
             return picked, None
         with torch.no_grad():
             probs = (scaled - log_z[:, None]).exp()
             # A banned token's logit is -inf, and 0 · -inf would be NaN; its share of the entropy is 0.
             spread = log_z - (probs * scaled).masked_fill_(probs == 0, 0.0).sum(-1)
-        return picked, spread
+        return picked, spread[at]
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
