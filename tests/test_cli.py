@@ -98,6 +98,14 @@ def test_a_second_demo_gets_a_directory_of_its_own(loops: Loops, tmp_path: Path)
     assert loops.calls[0][1] == (Path("runs/demo-2"),)
 
 
+@pytest.mark.parametrize(("there", "resumed"), [([], "demo"), (["demo"], "demo"), (["demo", "demo-2"], "demo-2")])
+def test_a_resumed_demo_is_the_last_one(loops: Loops, tmp_path: Path, there: list[str], resumed: str) -> None:
+    for name in there:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    call("demo", "--resume")
+    assert loops.calls[0][1] == (Path("runs") / resumed,) and loops.calls[0][2]["resume"] is True
+
+
 def test_the_numbers_and_the_place_are_told_at_the_end(loops: Loops) -> None:
     output = call("rl", "run.yaml").stdout
     assert [" ".join(line.split()) for line in output.splitlines()] == [

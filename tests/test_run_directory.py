@@ -224,11 +224,24 @@ def test_a_line_torn_by_a_kill_is_dropped_and_a_damaged_one_is_named(tmp_path: P
         read_metrics(log)
 
 
-def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run to resume"):
-        Run.open(tmp_path / "a", Settings(), resume=True)
+def test_resuming_what_never_began_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "run.json").touch()  # claimed, and killed before it was described
+    (tmp_path / "killed" / "tensorboard").mkdir()
+    for name in ("absent", "empty", "killed"):
+        with Run.open(tmp_path / name, Settings(), resume=True) as run:
+            run.log(1, {"train/loss": 0.5}, phase="rl")
+        assert "resumed" not in read_run(tmp_path / name)
+        with Run.open(tmp_path / name, Settings(), resume=True):
+            assert len(read_run(tmp_path / name)["resumed"]) == 1
+
+
+def test_other_files_are_not_taken_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("work of years")
     with pytest.raises(RunError, match="holds no run"):
         Run.open(tmp_path, Settings(), resume=True)
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_a_run_of_an_unknown_format_is_not_resumed(tmp_path: Path) -> None:

@@ -53,14 +53,14 @@ class Run:
         trackers: Sequence[str] = (),
         strict: bool = False,
     ) -> Run:
-        """Claim ``path`` for a new run, or go on with the run it holds.
+        """Claim ``path`` for a new run, or go on with the run it holds; where there is none yet, ``resume`` starts it.
 
         trackers: extra ones by name (``wandb``, ``trackio``); JSONL and TensorBoard are always there. Raises
         RunError when the directory holds another run, other files, or cannot be written; a directory that could
         not be set up completely is left as it was.
         """
         path, values = Path(path), config.model_dump(mode="json")
-        if resume:
+        if resume and _begun(path):
             _describe_resumed(path, config)
             return cls(path, make_trackers(path, values, trackers, resume=True), strict=strict)
         made = _claim(path)
@@ -192,10 +192,18 @@ def _remove(directories: Iterable[Path]) -> None:
             directory.rmdir()
 
 
+def _begun(path: Path) -> bool:
+    """Whether there is something to resume. A run that was killed while its directory was being set up has an empty
+    ``run.json``: nothing of it is worth keeping."""
+    file = path / "run.json"
+    if file.exists() and not file.stat().st_size:
+        with writing(path):
+            _unclaim(path, [])
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
 def _describe_resumed(path: Path, config: configuration.Config) -> None:
     """Add this process to ``run.json`` under ``resumed``; ``config.yaml`` becomes the config now in force."""
-    if not path.exists():
-        raise RunError(f"there is no run to resume in {path}; check --out, or start without --resume")
     info = read_run(path)
     now = describe(config)
     resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", "versions", "git")}]
