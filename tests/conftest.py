@@ -5,5 +5,5 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does; see cli.main
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does; see cli.main
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded at run time

@@ -235,6 +235,52 @@ def test_a_group_fills_its_prompt_once_and_a_next_turn_only_what_is_new() -> Non
         np.testing.assert_allclose(logprobs_of(answer), forced(model, asked, answer), atol=1e-5)
 
 
+def test_twins_share_a_decode_row_until_their_noise_parts_them_and_are_the_same_bits_as_alone() -> None:
+    """Eight members, peaked logits: they part one by one, turn two begins where twins ended alike."""
+    tokenizer = calculator_tokenizer()
+    model = tiny_llama(tokenizer)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3.0)
+    shared = np.random.default_rng(0).integers(4, 70, 21).astype(np.int32)
+
+    async def member(engine: LocalEngine, i: int) -> list[Completion]:
+        turns, known = [], shared
+        for turn in range(2):
+            params = SamplingParams(12, temperature=0.5, seed=10 * i + turn)
+            turns.append(await engine.sample(known, params, session=str(i)))
+            known = np.concatenate([known, tokens_of(turns[-1]), [5, 6, 7]]).astype(np.int32)
+        return turns
+
+    async def together(engine: LocalEngine) -> list[list[Completion]]:
+        return list(await asyncio.gather(*(member(engine, i) for i in range(8))))
+
+    with engine_on(model) as engine:
+        group = run(together(engine))
+        stats = engine.take_stats()
+    assert stats.decode_tokens == 8 * 2 * 12
+    contexts = set()
+    for turns in group:
+        known = tuple(shared.tolist())
+        for said in turns:
+            contexts |= {known + tuple(tokens_of(said)[:n]) for n in range(12)}
+            known = (*known, *tokens_of(said), 5, 6, 7)
+    assert len(contexts) <= stats.decode_rows < 0.8 * stats.decode_tokens
+    for i, turns in enumerate(group):
+        with engine_on(model) as engine:
+            alone = run(member(engine, i))
+        for a, b in zip(turns, alone, strict=True):
+            assert tokens_of(a) == tokens_of(b)
+            assert logprobs_of(a).tobytes() == logprobs_of(b).tobytes(), "bit by bit"
+
+
+def test_greedy_members_are_computed_once() -> None:
+    with engine_on(make_model()) as engine:
+        said = ask_all(engine, [prompt(20)] * 8, max_new_tokens=6, temperature=0.0)
+        stats = engine.take_stats()
+    assert (stats.decode_tokens, stats.decode_rows) == (8 * 6, 6)
+    assert len({tuple(tokens_of(s)) for s in said}) == 1
+
+
 def test_a_long_prompt_is_filled_in_portions() -> None:
     model, asked = make_model(), prompt(50)
     with engine_on(model, prefill_tokens=16) as engine:

@@ -45,7 +45,20 @@ def run(function: Any, arguments: dict[str, Any], **options: Any) -> ToolResult:
     return asyncio.run(execute(call, {item.name: item}, **options))
 
 
+def half(x: float) -> float:
+    """Half of it
+
+    >>> half(3)
+    1.5
+    """
+    return x / 2
+
+
 # ── schema ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctests_are_for_people_and_stay_out_of_the_schema() -> None:
+    assert schema_of(half)["function"]["description"] == "Half of it"
 
 
 def test_hints_and_docstring_become_the_schema() -> None:

@@ -26,7 +26,7 @@ from palestra.engine.rows import Rows
 from palestra.engine.sampling import sample, uniform
 from palestra.engine.scheduler import Request, Schedule, Scheduler
 from palestra.engine.stops import StopFinder
-from palestra.engine.store import SlotPlan, SlotStore
+from palestra.engine.store import ROW_MULTIPLE, SlotPlan, SlotStore, round_up
 from palestra.errors import ConfigError, EngineError
 from palestra.model import attention
 from palestra.types import Author, IntArray, Span
@@ -52,7 +52,8 @@ class EngineConfig(Config):
 
 @dataclass(slots=True)
 class EngineStats:
-    """Seconds and tokens since the last :meth:`LocalEngine.take_stats`."""
+    """Seconds and tokens since the last :meth:`LocalEngine.take_stats`; twins share decode rows, so there are fewer
+    rows than tokens."""
 
     schedule_s: float = 0.0
     forward_s: float = 0.0
@@ -61,6 +62,7 @@ class EngineStats:
     passes: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    decode_rows: int = 0
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -236,22 +238,22 @@ class LocalEngine:
             logits = self._forward(schedule)
         if schedule.decodes:
             with self._stats.timed("sample_s"):
-                picks = self._sample(schedule.decodes, logits)
+                picks = self._sample(schedule, logits)
             with self._stats.timed("collect_s"):
-                self._collect(schedule.decodes, *picks)
+                self._collect(schedule.sampling, *picks)
 
     @torch.inference_mode()
     def _forward(self, schedule: Schedule) -> Tensor:
         """Run the rows of a schedule; returns the logits (N, V) of its decode rows."""
-        slots = [*(s for s, _, _ in schedule.fills), *(r.slot for r in schedule.decodes)]
+        slots = [*(s for s, _, _ in schedule.fills), *(r.slot for r in schedule.sampling)]
         if slots:
             self._store.reserve(1 + max(s.number for s in slots), 1 + max(len(s.tokens) for s in slots))
-        for source, target, length in schedule.copies:
-            self._store.copy(source.number, [target.number], length)
+        for source, target, start, end in schedule.copies:
+            self._store.copy(source.number, target.number, start, end)
         if not slots:
             return torch.empty(0)
         rows = Rows(schedule, self._device)
-        plan = SlotPlan(self._store, rows.slots, rows.positions, rows.blocks)
+        plan = SlotPlan(self._store, rows.written, rows.slots, rows.places, rows.blocks)
         out = self._model(
             input_ids=rows.tokens[None],
             position_ids=rows.positions[None],
@@ -261,16 +263,22 @@ class LocalEngine:
         )
         for slot, _, end in schedule.fills:
             slot.cached = end
-        for request in schedule.decodes:
+        for request in schedule.sampling:
             request.slot.cached += 1
         self._stats.passes += 1
         self._stats.prefill_tokens += sum(end - start for _, start, end in schedule.fills)
-        self._stats.decode_tokens += len(schedule.decodes)
+        self._stats.decode_tokens += len(schedule.sampling)
+        self._stats.decode_rows += len(schedule.decodes)
         logits: Tensor = out.logits[0]
         return logits
 
     @torch.inference_mode()
-    def _sample(self, requests: list[Request], logits: Tensor) -> tuple[list[int], list[float], list[float] | None]:
+    def _sample(self, schedule: Schedule, logits: Tensor) -> tuple[list[int], list[float], list[float] | None]:
+        requests = schedule.sampling
+        if len(requests) > len(schedule.decodes):  # twins: the same logits, each with noise of its own
+            at = [i for i, twins in enumerate(schedule.decodes) for _ in twins]
+            at += [0] * (round_up(len(at), ROW_MULTIPLE) - len(at))
+            logits = logits[torch.tensor(at, device=logits.device)]
         # Spare rows are sampled too and thrown away: with a single row torch splits the sum over the vocabulary
         # between threads, and the last bit would depend on who else is in the batch.
         rows = [*requests, *requests[:1] * (len(logits) - len(requests))]
@@ -282,9 +290,8 @@ class LocalEngine:
         self, requests: list[Request], tokens: list[int], logprobs: list[float], kept: list[float] | None
     ) -> None:
         """Append what was sampled and end the requests that are complete."""
+        self._scheduler.append(zip(requests, tokens, strict=False))  # there may be spare tokens
         for i, request in enumerate(requests):
-            request.slot.tokens.append(tokens[i])
-            request.sampled += 1
             request.logprobs.append(logprobs[i])
             request.versions.append(self._version)
             if kept is not None:

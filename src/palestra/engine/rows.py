@@ -13,26 +13,32 @@ from palestra.engine.store import ROW_MULTIPLE, Block, key_length, round_up
 
 
 class Rows:
-    """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8."""
+    """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8.
+
+    tokens, positions (N,). Keys are written as ``written`` (W,) says, an index into the rows, at ``slots`` and
+    ``places`` (W,): the row of twins is written to the slot of each. ``decoded``: the rows whose logits are wanted.
+    """
 
     def __init__(self, schedule: Schedule, device: torch.device) -> None:
         tokens: list[int] = []
-        slots: list[int] = []
         positions: list[int] = []
+        writes: list[tuple[int, int, int]] = []  # row, slot, position
         for slot, start, end in schedule.fills:
+            writes += [(len(tokens) + i, slot.number, start + i) for i in range(end - start)]
             tokens += slot.tokens[start:end]
-            slots += [slot.number] * (end - start)
             positions += range(start, end)
         first = len(tokens)
-        for request in schedule.decodes:
-            tokens.append(request.slot.tokens[-1])
-            slots.append(request.slot.number)
-            positions.append(len(request.slot.tokens) - 1)
+        for twins in schedule.decodes:
+            known = twins[0].slot.tokens
+            writes += [(len(tokens), r.slot.number, len(known) - 1) for r in twins]
+            tokens.append(known[-1])
+            positions.append(len(known) - 1)
         count = round_up(len(tokens) + 1, ROW_MULTIPLE)  # at least one spare row, where padding may point
         spare = count - len(tokens)
+        writes += [(len(tokens) + i, 0, 0) for i in range(spare)]
         self.tokens = torch.tensor(tokens + [0] * spare, device=device)
-        self.slots = torch.tensor(slots + [0] * spare, device=device)
         self.positions = torch.tensor(positions + [0] * spare, device=device)
+        self.written, self.slots, self.places = torch.tensor(writes, device=device).unbind(1)
         wanted = max(ROW_MULTIPLE, round_up(len(schedule.decodes), ROW_MULTIPLE))
         self.decoded = torch.tensor(
             [*range(first, first + len(schedule.decodes))] + [count - 1] * wanted, device=device
@@ -40,11 +46,12 @@ class Rows:
         self.decoded = self.decoded[:wanted]
         self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
         if schedule.decodes:
-            self.blocks.append(_decode_block(schedule.decodes, first, count - 1, device))
+            leaders = [twins[0] for twins in schedule.decodes]
+            self.blocks.append(_decode_block(leaders, first, count - 1, device))
 
 
 def _decode_block(requests: list[Request], first: int, spare: int, device: torch.device) -> Block:
-    """One row per request. Where the slots lie close together, the block spans all slots from the first to the
+    """One row per request (one of several twins). Where the slots lie close together, the block spans all slots from the first to the
     last, idle ones included: a view of the store, whereas picking slots one by one copies their keys, which costs
     more than all of attention."""
     numbers = np.array([r.slot.number for r in requests])

@@ -4,14 +4,16 @@
 Every request feeds its last known token through a decode row; what lies before it and is not cached is
 prefilled without computing logits. A request takes over whatever prefix any slot already holds: the members of
 a group fill their prompt once, all tasks fill a common system prompt once, and a follow-up turn only fills what
-the environment added.
+the environment added. Requests whose whole context is the same, token for token, are *twins*: one decode row serves
+them until their noise parts them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +59,8 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation under way. ``sampled`` counts the tokens at the end of ``slot.tokens`` that are ours."""
+    """One generation under way. ``sampled`` counts the tokens at the end of ``slot.tokens`` that are ours; requests
+    with the same ``context`` have the same tokens in their slots."""
 
     prompt: IntArray
     params: SamplingParams
@@ -71,6 +74,7 @@ class Request:
     kept: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     cancelled: bool = False
+    context: int = -1
 
     @property
     def pending(self) -> int:
@@ -80,11 +84,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One forward pass: prefill segments as (slot, first position, end), and the requests that decode."""
+    """One forward pass: keys to copy first as (from, to, first position, end), prefill segments as (slot, first
+    position, end), and the requests that decode, twins together: one row each."""
 
     fills: list[tuple[Slot, int, int]]
-    decodes: list[Request]
-    copies: list[tuple[Slot, Slot, int]]
+    decodes: list[list[Request]]
+    copies: list[tuple[Slot, Slot, int, int]]
+
+    @property
+    def sampling(self) -> list[Request]:
+        """The requests that get a token from this pass, in the order of their rows."""
+        return [r for twins in self.decodes for r in twins]
 
 
 class Scheduler:
@@ -101,6 +111,7 @@ class Scheduler:
         self.slots: list[Slot] = []
         self.sessions: OrderedDict[str, Slot] = OrderedDict()  # least recently used first
         self.places: dict[bytes, Slot] = {}  # tokens, or their head, → the slot that was last given them
+        self._new_context = itertools.count()
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.active)
@@ -110,15 +121,29 @@ class Scheduler:
         self._drop_cancelled()
         copies = list(self._admit())
         fills, budget = [], self.prefill_tokens
-        decodes = [r for r in self.active if r.pending == 1]
         for request in self.active:
             slot = request.slot
             if request.pending > 1 and budget > 0:
                 end = min(len(slot.tokens) - 1, slot.cached + budget)
                 fills.append((slot, slot.cached, end))
                 budget -= end - slot.cached
-        decodes.sort(key=lambda r: r.slot.number)
-        return Schedule(fills, decodes, copies)
+        ready = sorted((r for r in self.active if r.pending == 1), key=lambda r: r.slot.number)
+        twins: dict[int, list[Request]] = {}
+        for request in ready:
+            # Keys by older weights differ between slots that hold the same tokens.
+            twins.setdefault(-1 - request.slot.number if request.slot.stale else request.context, []).append(request)
+        return Schedule(fills, list(twins.values()), copies)
+
+    def append(self, sampled: Iterable[tuple[Request, int]]) -> None:
+        """Give each request its token; twins that got the same one stay twins."""
+        following: dict[tuple[int, int], int] = {}
+        for request, token in sampled:
+            way = (request.context, token)
+            if way not in following:
+                following[way] = next(self._new_context)
+            request.context = following[way]
+            request.slot.tokens.append(token)
+            request.sampled += 1
 
     def finish(self, request: Request) -> None:
         """The request is done; its session keeps the slot for the next turn."""
@@ -147,8 +172,9 @@ class Scheduler:
         for request in self.active:
             request.slot.cached, request.slot.stale = 0, False
 
-    def _admit(self) -> Iterator[tuple[Slot, Slot, int]]:
+    def _admit(self) -> Iterator[tuple[Slot, Slot, int, int]]:
         later: deque[Request] = deque()
+        unsampled = {r.prompt.tobytes(): r.context for r in self.active if not r.sampled}
         while self.waiting and len(self.active) < self.max_rows:
             request = self.waiting.popleft()
             last = len(request.prompt) - 1  # the last token always goes through a decode row
@@ -164,9 +190,10 @@ class Scheduler:
             slot.tokens, slot.cached, slot.busy = request.prompt.tolist(), have, True
             if source is not None and source is not slot and ready > have:
                 slot.cached = ready
-                yield source, slot, ready
+                yield source, slot, have, ready
             self.places[request.prompt[:last].tobytes()] = self.places[_head(request.prompt)] = slot
             request.slot = slot
+            request.context = unsampled.setdefault(request.prompt.tobytes(), next(self._new_context))
             self.active.append(request)
         self.waiting.extendleft(reversed(later))
 

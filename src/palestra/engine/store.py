@@ -11,7 +11,6 @@ lengths are a multiple of 16, and attention is matmul + softmax in fixed shapes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -67,12 +66,11 @@ class SlotStore:
         self.keys[layer][slots, :, positions] = key
         self.values[layer][slots, :, positions] = value
 
-    def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Give the first ``length`` tokens of one slot to others (members of a group share a prompt)."""
-        index = torch.tensor(targets)
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Give the keys and values of the positions from ``start`` to ``end`` of one slot to another."""
         for table in (self.keys, self.values):
             for rows in table.values():
-                rows[index.to(rows.device), :, :length] = rows[source, :, :length]
+                rows[target, :, start:end] = rows[source, :, start:end]
 
 
 def _doubled(have: int, need: int) -> int:
@@ -107,11 +105,13 @@ class Block:
 
 @dataclass(slots=True)
 class SlotPlan:
-    """How one flat forward pass of the engine attends (an ``AttentionPlan``)."""
+    """How one flat forward pass of the engine attends (an ``AttentionPlan``): rows ``written`` (W,) are stored in
+    ``slots`` at ``places``, then each block attends."""
 
     store: SlotStore
+    written: Tensor
     slots: Tensor
-    positions: Tensor
+    places: Tensor
     blocks: list[Block]
 
     def attend(
@@ -127,7 +127,8 @@ class SlotPlan:
         sinks: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        self.store.write(layer, self.slots, self.positions, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        rows = (key[0].transpose(0, 1)[self.written], value[0].transpose(0, 1)[self.written])
+        self.store.write(layer, self.slots, self.places, *rows)
         flat = query[0].transpose(0, 1)  # (N, H, D)
         out = flat.new_zeros(*flat.shape[:2], value.shape[-1])
         for block in self.blocks:

@@ -218,13 +218,15 @@ def _arguments(function: Callable[..., Any], name: str, described: Mapping[str, 
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """(what stands before the first section, parameter → description)."""
+    """(what stands before the first section or doctest, parameter → description)."""
     summary: list[str] = []
     described: dict[str, str] = {}
     section, current, indent = "", "", 0
     for line in (inspect.getdoc(function) or "").splitlines():
         if heading := _SECTION.match(line):
             section, current = heading[1], ""
+        elif line.lstrip().startswith(">>>"):
+            section = "Examples"
         elif not section:
             summary.append(line.strip())
         elif section in ("Args", "Arguments", "Parameters") and line.strip():

@@ -59,7 +59,7 @@ def tiny_llama(
     *,
     hidden: int = 96,
     layers: int = 3,
-    heads: int = 6,
+    heads: int = 3,
     intermediate: int = 256,
     max_context: int = 256,
     seed: int = 0,
