@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from palestra.config import Config
 from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.packing import pack_linears
 from palestra.engine.rows import Rows
 from palestra.engine.sampling import sample, uniform
 from palestra.engine.scheduler import Request, Schedule, Scheduler
@@ -38,6 +39,8 @@ class EngineConfig(Config):
     dtype: ``auto`` samples on the trainer's own parameters; another dtype keeps a converted copy.
     max_rows: generations that run at once. max_sessions: episodes whose keys are kept between turns.
     prefill_tokens: prompt tokens per forward pass. max_context: tokens per sequence (None = the model's).
+    pack_weights: keep large weights once more in the layout the CPU multiplies fastest (memory for speed; elsewhere than
+    on a CPU it does nothing).
     on_update: what happens to generations in flight when weights change – finish first, recompute their keys
     and go on, or keep the old keys and go on (each new version opens a new span either way).
     """
@@ -47,6 +50,7 @@ class EngineConfig(Config):
     max_sessions: int = 256
     prefill_tokens: int = 4096
     max_context: int | None = None
+    pack_weights: bool = True
     on_update: Literal["finish", "recompute", "keep"] = "finish"
 
 
@@ -101,6 +105,7 @@ class LocalEngine:
         self.config = config or EngineConfig()
         self._decode, self._version = decode, version
         self._model = _skeleton(model, self.config.dtype)
+        self._packed = pack_linears(self._model) if self.config.pack_weights else []
         self._device = next(self._model.parameters()).device
         text_config = attention.hf_model(self._model).config.get_text_config()
         self._max_context = self.config.max_context or int(text_config.max_position_embeddings)
@@ -162,6 +167,8 @@ class LocalEngine:
                 while self._scheduler:
                     self._step()
             _copy_weights(policy, self._model)
+            for linear in self._packed:
+                linear.forget()
             self._version = version
             self._scheduler.invalidate()
             if self.config.on_update == "recompute":
