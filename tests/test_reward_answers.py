@@ -135,6 +135,11 @@ SAME = [
     ("The area is 5 cm^2", "5"),
     ("#### 72.0", "72"),
     ("\\boxed{18 \\text{ dollars}}", "18"),
+    ("\\boxed{10,\\!000}", "10000"),
+    ("\\fbox{5}", "5"),
+    ("so $\\boxed 5$", "5"),
+    ("#### 1.2 x 10^3", "1200"),
+    ("The answer is 12, 3 more than 9.", "12"),
 ]
 
 
@@ -152,6 +157,9 @@ DIFFERENT = [
     ("#### 5600001", "5600000"),
     ("#### 6:30", "6"),
     ("#### 71", "72"),
+    ("#### 5, 6", "5"),  # a list of guesses is no answer
+    ("#### 5 and 6", "5"),
+    ("The answer is 5 6 7.", "5"),
 ]
 
 
@@ -176,6 +184,8 @@ MATH = [
     ("\\boxed{10^{-3}}", "0.001", True),
     ("The answer is $x+1$.", "1+x", True),
     ("\\boxed{6:30}", "6:30", True),
+    ("\\boxed{10!}", "3628800", True),
+    ("\\boxed{10!}", "10", False),
 ]
 
 
@@ -219,8 +229,9 @@ def test_no_text_raises_and_an_answer_is_right_for_itself(text: str) -> None:
     to_number(text)
 
 
-BOMBS = ["answer" + " " * 50_000, "11," * 20_000, "1/" * 20_000, "\\boxed{" * 9_000, "Question" + " " * 50_000,
-         "^" + " " * 50_000, "\\[" * 20_000, "9^{" * 15_000, "1" * 50_000, "#### 1e999", "<think>" * 9_000]  # fmt: skip
+BOMBS = ["answer" + " " * 50_000, "11," * 20_000, "#### 5" + ", 6" * 20_000 + "x", "1/" * 20_000,
+         "\\boxed{" * 9_000, "Question" + " " * 50_000, "^" + " " * 50_000,
+         "\\[" * 20_000, "9^{" * 15_000, "1" * 50_000, "#### 1e999", "<think>" * 9_000]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BOMBS, ids=range(len(BOMBS)))

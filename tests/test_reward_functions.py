@@ -63,7 +63,9 @@ def test_a_right_answer_never_falls_below_a_wrong_one() -> None:
 
 def test_steps_are_markers_and_calculations_and_not_newlines_and_are_capped() -> None:
     assert count_steps("a\n" * 50) == 0
-    assert count_steps("1. a\n2) b\nStep 3: <<1+1=2>>2") == 4
+    assert count_steps("1. a\n2) b\nStep 3: <<1+1=2>>2") == 3  # a marked line with its calculation is one step
+    assert count_steps("**Step 1:** a\n### Step 2: b\nso <<1+1=2>>2 and <<2*2=4>>4") == 4
+    assert count_steps("Stepping 3. stones in step 1: no\n3.5 metres") == 0
     farmed = "\n".join(f"Step {i}: x" for i in range(100)) + "\n#### 72"
     assert step(max_steps=5)(completions=[farmed], answer=["72"]) == [pytest.approx(1.5)]
 
@@ -184,4 +186,5 @@ def test_a_right_number_in_an_observation_earns_nothing() -> None:
 
 def test_every_built_in_reward_is_registered() -> None:
     assert {"accuracy", "format", "boxed_format", "calculator_accuracy", "calculator_format"} <= set(REWARDS)
-    assert {"length_penalty", "step", "combined", "partial_credit", "soft_overlong"} == set(FACTORIES)
+    made = {"length_penalty", "step", "combined", "partial_credit", "soft_overlong"}
+    assert made | {"unit_tests", "judge", "judge_pairwise", "novelty"} <= set(FACTORIES)

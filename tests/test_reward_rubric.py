@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from palestra.errors import ConfigError, RewardError
 from palestra.reward.build import make_rubric, weighted
+from palestra.reward.gates import Gate
 from palestra.reward.rubric import Rubric, mean_scored
 from palestra.types import Author, Episode, Group, Message, RewardTerm, Span, StopReason, Task, Trajectory, Turn
 
@@ -245,3 +247,86 @@ def test_one_weight_for_two_functions_is_an_error_with_both_numbers_cf_009() -> 
     with pytest.raises(ValueError, match="1 reward weights for 2 reward functions"):
         weighted([a, b], [1.0])
     assert weighted([a, b], [1.0, 0.1]) == {"a": (a, 1.0), "b": (b, 0.1)}
+
+
+def graded(score_of: dict[str, float | None]) -> Any:
+    return lambda completions: [score_of[c] for c in completions]
+
+
+def test_a_part_behind_a_gate_counts_only_where_the_other_part_passed_and_stays_visible() -> None:
+    right = graded({"a": 1.0, "b": 0.0, "c": None})
+    rubric = make_rubric(
+        {"right": 1.0, "brief": {"weight": 0.5, "gate": "right"}},
+        chat=False,
+        functions={"right": right, "brief": lambda completions: [0.8] * len(completions)},
+    )
+    scored = score(rubric, group("a", "b", "c"))
+    assert values(scored, "brief") == [0.8, 0.8, 0.8]
+    assert [e.trajectories[0].rewards["brief"].weight for e in scored.episodes] == [0.5, 0.0, 0.0]
+    assert [e.reward for e in scored.episodes] == [1.4, 0.0, 0.0]
+
+
+def test_a_gate_may_open_below_one_and_may_be_what_the_environment_pays() -> None:
+    paid = Episode(TASK, (trajectory("a", paid={"steps": 0.5}),))
+    unpaid = Episode(TASK, (trajectory("b"),))
+    rubric = make_rubric(
+        {"env/steps": 1.0, "bonus": {"gate": {"part": "env/steps", "at_least": 0.5}}},
+        chat=False,
+        functions={"bonus": lambda completions: [1.0] * len(completions)},
+    )
+    assert [e.reward for e in score(rubric, Group(TASK, 0, (paid, unpaid))).episodes] == [1.5, 0.0]
+
+
+def test_a_part_that_does_not_count_opens_no_gate() -> None:
+    one = graded({"a": 1.0, "b": 1.0})
+    gates = {"second": Gate("first"), "third": Gate("second")}
+    functions = {"first": (graded({"a": 1.0, "b": 0.0}), 1.0), "second": (one, 1.0), "third": (one, 1.0)}
+    scored = score(Rubric(functions, chat=False, gates=gates), group("a", "b"))
+    assert [e.reward for e in scored.episodes] == [3.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("gates", "words"),
+    [
+        ({"accuracy": "brif"}, "did you mean 'brief'"),
+        ({"accuracy": "brief", "brief": "accuracy"}, "circle of gates, accuracy → brief → accuracy"),
+        ({"brief": "brief"}, "circle"),
+        ({"brief": 1}, "name a part"),
+        ({"brief": {"part": "accuracy", "above": 1}}, "name a part"),
+        ({"brief": {"part": "accuracy", "at_least": "much"}}, "one finite number"),
+    ],
+)
+def test_a_gate_that_cannot_be_is_refused(gates: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_rubric(
+            {name: {"gate": gates[name]} if name in gates else 1.0 for name in ("accuracy", "brief")},
+            chat=False,
+            functions={"brief": lambda completions: []},
+        )
+
+
+def test_an_exception_in_a_completions_place_is_one_failure_and_no_second_call_rw_016() -> None:
+    calls: list[int] = []
+
+    def judge(completions: list[str]) -> list[float | Exception | None]:
+        calls.append(len(completions))
+        return [TimeoutError("no reply") if c == "b" else 1.0 for c in completions]
+
+    rubric = Rubric({"judge": (judge, 1.0)}, chat=False)
+    assert values(score(rubric, group(*"abc")), "judge") == [1.0, None, 1.0]
+    assert (calls, rubric.errors, rubric.last_error) == ([3], {"judge": 1}, {"judge": "TimeoutError: no reply"})
+    with pytest.raises(TimeoutError):
+        score(Rubric({"judge": (judge, 1.0)}, chat=False, on_error="raise"), group(*"ab"))
+
+
+def test_an_episode_that_reads_a_repository_is_paid_turn_by_turn_1_0_in_all() -> None:
+    turns = tuple(
+        dataclasses.replace(trajectory("x").turns[0], rewards={part: pay})
+        for part, pay in (("list", 0.1), ("read", 0.1), ("test", 0.2), ("report", 0.6))
+    )
+    episode = Episode(TASK, (Trajectory(turns, StopReason.ENV_TERMINATED),))
+    (scored,) = score(make_rubric(None, chat=False), Group(TASK, 0, (episode,))).episodes
+    assert scored.reward == pytest.approx(1.0)
+    assert {n: t.value for n, t in scored.trajectories[0].rewards.items()} == {
+        "list": 0.1, "read": 0.1, "test": 0.2, "report": 0.6, "env": 0.0,
+    }  # fmt: skip

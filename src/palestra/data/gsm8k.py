@@ -7,17 +7,16 @@ Solutions carry calculator marks, ``<<48/2=24>>``, and end with ``#### 72``.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable
 from typing import Any
 
 from palestra.data.rows import Row, read_jsonl, split_file
 from palestra.data.source import SOURCES, ListSource, check_split
+from palestra.data.tables import MARKS, final_answer, format_math_dataset, hub_rows
 from palestra.errors import DataError
 from palestra.types import Task
 
 HUB_ID = "openai/gsm8k"
-MARKS = re.compile(r"<<[^<>]*>>")
+HINT = "or give a local copy: data.path=DIR with train.jsonl and test.jsonl"
 
 
 def gold(solution: str) -> str | None:
@@ -26,9 +25,7 @@ def gold(solution: str) -> str | None:
     >>> gold("Half of 96 is <<96/2=48>>48.\\n#### 1,080")
     '1080'
     """
-    _, marker, after = solution.rpartition("####")
-    number = after.strip().replace(",", "")
-    return number if marker and number else None
+    return final_answer(solution) if "####" in solution else None
 
 
 def rl_form(row: Row) -> dict[str, Any]:
@@ -37,8 +34,7 @@ def rl_form(row: Row) -> dict[str, Any]:
     >>> rl_form({"question": "2+2?", "answer": "<<2+2=4>>4\\n#### 4"})["ground_truth"]
     '4'
     """
-    answer = str(row["answer"])
-    return {"prompt": row["question"], "ground_truth": gold(answer), "question": row["question"], "full_answer": answer}
+    return format_math_dataset([row], "rl", question="question", answer="answer")[0]
 
 
 def sft_form(row: Row) -> dict[str, Any]:
@@ -47,7 +43,7 @@ def sft_form(row: Row) -> dict[str, Any]:
     >>> sft_form({"question": "2+2?", "answer": "It is <<2+2=4>>4.\\n#### 4"})["completion"]
     'It is 4.\\n#### 4'
     """
-    return {"prompt": row["question"], "completion": MARKS.sub("", str(row["answer"]))}
+    return format_math_dataset([row], "sft", question="question", answer="answer")[0]
 
 
 def steps(solution: str) -> int:
@@ -65,7 +61,7 @@ def gsm8k_rows(split: str, path: str | os.PathLike[str] | None = None) -> list[t
     """The raw rows (``question``, ``answer``) with line numbers, from ``path`` or the Hugging Face Hub."""
     check_split(split)
     if path is None:
-        return list(enumerate(_from_hub(split), 1))
+        return list(enumerate(hub_rows(HUB_ID, "main", split, HINT), 1))
     file = split_file(path, split)
     rows = list(read_jsonl(file))
     for line, row in rows:
@@ -92,17 +88,3 @@ def gsm8k(split: str = "train", seed: int = 0, path: str | None = None, shuffle:
         tasks.append(Task(f"gsm8k/{split}/{line}", form["prompt"], form["ground_truth"], meta))
     shuffled = split == "train" if shuffle is None else shuffle
     return ListSource(tuple(tasks), seed if shuffled else None)
-
-
-def _from_hub(split: str) -> Iterable[Row]:
-    hint = "or give a local copy: data.path=DIR with train.jsonl and test.jsonl"
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(f"GSM8K from the Hub needs the package 'datasets' (pip install datasets); {hint}") from error
-    try:
-        loaded: Iterable[Row] = datasets.load_dataset(HUB_ID, "main", split=split)
-    except Exception as error:  # the Hub's client raises many types: offline, refused, unknown
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{HUB_ID} could not be loaded from the Hub ({reason}); go online, {hint}") from error
-    return loaded

@@ -30,14 +30,15 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Row]]:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, _parsed(line, f"{path}:{number}")
+                    yield number, parse_line(line, f"{path}:{number}")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-def _parsed(line: str, where: str) -> Row:
+def parse_line(line: str, where: str) -> Row:
+    """One line of a JSONL file as an object; ``where`` (file:line) begins every error."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:

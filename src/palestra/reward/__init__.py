@@ -2,5 +2,8 @@
 """What is good. Importing the room registers the built-in reward functions."""
 
 from palestra.reward import calculator as calculator
+from palestra.reward import code as code
 from palestra.reward import formats as formats
 from palestra.reward import functions as functions
+from palestra.reward import judge as judge
+from palestra.reward import novelty as novelty

@@ -7,13 +7,24 @@ whatever the parent has loaded and however the library was found.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import signal
 import sys
 from typing import Any
 
+MEMORY_BYTES = 4 * 2**30
+"""Of address space: 10^10^10 must not take the machine's memory before its time is up."""
+ORPHAN_S = 120
+"""A comparison that runs longer has no parent any more: the parent would have ended this process before."""
+
 
 def main() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # no such limit on this platform
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.CRITICAL)
     replies = sys.stdout
     sys.stdout = sys.stderr  # whatever an algebra system prints is not a reply
@@ -23,9 +34,12 @@ def main() -> None:
         print(json.dumps({"error": str(error)}), file=replies, flush=True)
         return
     print(json.dumps({"ready": True}), file=replies, flush=True)
+    alarm = getattr(signal, "alarm", lambda seconds: 0)
     for line in sys.stdin:
         job = json.loads(line)
+        alarm(ORPHAN_S)
         print(json.dumps({"equal": equal(job["gold"], job["answer"], job["rel_tol"])}), file=replies, flush=True)
+        alarm(0)
 
 
 def equal(gold: str, answer: str, rel_tol: float) -> bool:

@@ -15,8 +15,9 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from palestra.data.boxes import boxed_contents as boxed_contents
 from palestra.errors import ConfigError, unknown
-from palestra.reward.latex import MAX_LENGTH, bare_latex, closing, parts, plain_math
+from palestra.reward.latex import MAX_LENGTH, bare_latex, parts, plain_math
 from palestra.reward.numerals import Number, cleaned, find_numbers, whole_number, words
 from palestra.reward.symbolic import ALGEBRA
 
@@ -32,7 +33,6 @@ NEXT_QUESTION = re.compile(
     r"[ \t]{0,9}\d{0,9}[ \t]{0,9}\**[:：]",
     re.IGNORECASE | re.MULTILINE,
 )
-BOX = re.compile(r"\\f?boxed\s{0,9}\{")
 TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 HASHES = re.compile(r"####[ \t]*(?:\n[ \t]*)?")
 PHRASE = re.compile(
@@ -44,7 +44,10 @@ PHRASE = re.compile(
 LEAD = re.compile(r"^(?:\s|\*|[:：>=≈]|(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\b\s*[:：]?)*", re.IGNORECASE)
 HEADING = re.compile(r"^\d+[.):]\s+\D")
 SENTENCE_END = re.compile(r"\n|[。；;!?！？]|\.(?:\s|$)")
-HEDGE = re.compile(r"\s*[A-Za-z]{0,12}\s*(?:\bor\b|或者?)\s*-?\d")
+HEDGE = re.compile(
+    r"\s*[A-Za-z]{0,12}\s*(?:\bor\b|或者?)\s*-?\d"
+    r"|(?:(?:\s*[,;&、，；]\s*|\s+and\s+|\s+)-?\d+(?:\.\d+)?)+\W*$"  # nothing but further numbers
+)
 SUM = re.compile(r"[\s\d.,()+\-*/÷^%]*=\s*(?=-?\.?\d)")
 
 MODES = ("numeric", "boxed", "math")
@@ -107,23 +110,6 @@ def to_number(text: str) -> float | None:
         return None
 
 
-def boxed_contents(text: str) -> list[str]:
-    r"""What stands in each complete ``\boxed{}``, in order; braces may nest.
-
-    >>> boxed_contents("\\boxed{4} and \\boxed{\\frac{1}{2}} and \\boxed{9")
-    ['4', '\\frac{1}{2}']
-    """
-    found: list[str] = []
-    match = BOX.search(text)
-    while match is not None:
-        end = closing(text, match.end() - 1)
-        if end < 0:
-            break  # the text ends inside this box, so no later one can be complete either
-        found.append(text[match.end() : end])
-        match = BOX.search(text, end)
-    return found
-
-
 def same_number(a: Number, b: Number, rel_tol: float) -> bool:
     """Equality of two numbers as answers."""
     if a.value is None or b.value is None:
@@ -183,7 +169,7 @@ def _same_math(answer: str, gold: str, rel_tol: float, timeout_s: float) -> bool
         return False
     if len(list_a) > 1:
         return _same_list(brackets_a, list_a, brackets_b, list_b, rel_tol, timeout_s)
-    x, y = whole_number(cleaned(a)), whole_number(cleaned(b))
+    x, y = _quantity(cleaned(a)), _quantity(cleaned(b))
     if x is not None and y is not None:
         return same_number(x, y, rel_tol)
     if ":" in a + b or not (a and b):
@@ -279,7 +265,12 @@ def _bare(text: str) -> Reading:
     plain = cleaned(text)
     if re.search(r"\bor\b|或", plain) or not text.strip():
         return None
-    return whole_number(plain) or text.strip()
+    return _quantity(plain) or text.strip()
+
+
+def _quantity(plain: str) -> Number | None:
+    """The number that mathematical text is; ``10!`` is a factorial there, and ``10!`` in prose is 10."""
+    return None if re.search(r"\d\s?!", plain) else whole_number(plain)
 
 
 def _math(text: str) -> Reading:
@@ -339,7 +330,7 @@ def _after(rest: str, markdown: bool = False) -> Reading:
     rest = rest[len(LEAD.match(rest)[0]) :]  # type: ignore[index]
     if markdown and HEADING.match(rest):
         return NOTHING
-    box = re.match(r"\W{0,4}\\f?boxed\s*\{", rest)
+    box = re.match(r"\W{0,4}\\(?:f?boxed|fbox)\s*\{", rest)
     if box:
         boxes = boxed_contents(rest)
         return _single(boxes[0]) if boxes else None

@@ -8,7 +8,8 @@ A reward function is called by keyword, as TRL calls it::
 
 ``prompts`` and ``completions`` are strings for text environments and message lists for chat ones. ``columns``
 are the task's columns (``answer``, ``task_id`` and everything in ``meta``), one value per completion, plus
-``trajectories`` for functions that look at turns, tool calls or tokens. None abstains.
+``trajectories`` for functions that look at turns, tool calls or tokens. None abstains. An exception in a
+completion's place says that scoring this one failed: it counts as one that was raised.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from palestra.registry import Registry
 
-Scores = Sequence[float | None]
+Scores = Sequence[float | None] | Sequence[float | Exception | None]
 RewardFunction = Callable[..., Scores | Awaitable[Scores]]
 REWARDS: Registry[RewardFunction] = Registry("reward")
 """Reward functions ready to use, by name."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from palestra.errors import ConfigError, UserError, unknown
 from palestra.reward.base import FACTORIES, REWARDS, RewardFunction
+from palestra.reward.gates import Gate
 from palestra.reward.rubric import Rubric
 
 Entry = float | Mapping[str, Any]
@@ -24,10 +25,11 @@ def make_rubric(
 ) -> Rubric:
     """The rubric that a config describes.
 
-    rewards: name → weight, or name → ``{weight, function, **options}``. A name is one of ``functions``, a
+    rewards: name → weight, or name → ``{weight, function, gate, **options}``. A name is one of ``functions``, a
     registered reward, or ``module:function``; ``function`` gives it when the part has a name of its own, and
-    options go to the registered factory. ``env`` (and ``env/part``) weigh what the environment itself pays.
-    None: only what the environment pays.
+    options go to the registered factory. ``gate`` names the part that must have passed (reached 1.0, or
+    ``{part, at_least}``) for this one to count. ``env`` (and ``env/part``) weigh what the environment itself
+    pays. None: only what the environment pays.
 
     >>> short = {"function": "length_penalty", "weight": 0.1, "target": 50}
     >>> rubric = make_rubric({"accuracy": 1.0, "short": short}, chat=True)
@@ -36,19 +38,23 @@ def make_rubric(
     """
     chosen: dict[str, tuple[RewardFunction, float]] = {}
     env_weights: dict[str, float] = {}
+    gates: dict[str, Gate] = {}
     for name, entry in (rewards or {}).items():
         options = dict(entry) if isinstance(entry, Mapping) else {"weight": entry}
         weight = _weight(name, options.pop("weight", 1.0))
+        part = name.removeprefix("env/")
+        if (gate := options.pop("gate", None)) is not None:
+            gates[part] = _gate(name, gate)
         if name == "env" or name.startswith("env/"):
             if options:
                 raise ConfigError(
                     f"rewards.{name}: what the environment pays has a weight and no option {min(options)!r}"
                 )
-            env_weights[name.removeprefix("env/")] = weight
+            env_weights[part] = weight
             continue
         reference = str(options.pop("function", name))
         chosen[name] = (_function(name, reference, options, functions or {}), weight)
-    return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights)
+    return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights, gates=gates)
 
 
 def weighted(
@@ -78,8 +84,16 @@ def weighted(
 
 def _weight(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-        raise ConfigError(f"rewards.{name}: a weight is one finite number, got {value!r}")
+        raise ConfigError(f"rewards.{name}: give one finite number, got {value!r}")
     return float(value)
+
+
+def _gate(name: str, value: object) -> Gate:
+    given = {"part": value} if isinstance(value, str) else value
+    if not isinstance(given, Mapping) or not isinstance(given.get("part"), str) or {*given} - {"part", "at_least"}:
+        raise ConfigError(f"rewards.{name}.gate: name a part, or write {{part: NAME, at_least: 0.5}}; got {value!r}")
+    at_least = _weight(f"{name}.gate.at_least", given.get("at_least", 1.0))
+    return Gate(str(given["part"]).removeprefix("env/"), at_least)
 
 
 def _function(
@@ -94,7 +108,7 @@ def _function(
     if reference in FACTORIES:
         return _made(name, reference, options)
     if ":" in reference:
-        return _imported(name, reference)
+        return imported(name, reference)
     known = {*REWARDS, *FACTORIES, *given, "env"}
     raise ConfigError(f"{unknown('reward', reference, known)}; or write it as module:function")
 
@@ -113,7 +127,12 @@ def _made(name: str, reference: str, options: Mapping[str, Any]) -> RewardFuncti
     return factory(**options)
 
 
-def _imported(name: str, reference: str) -> RewardFunction:
+def imported(name: str, reference: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names; ``name`` is the part of the config that names it.
+
+    >>> imported("judge", "math:sqrt")(9)
+    3.0
+    """
     module, _, attribute = reference.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -19,7 +19,8 @@ from palestra.types import Message, Trajectory
 Completion = str | Sequence[Message]
 Rows = Sequence[Any]
 
-STEP = re.compile(r"(?im)^\s*(?:step\s+\d+\s*[:.)]|\d+[.)]\s)|<<[^<>=]+=[^<>]*>>|(?:第\s*\d+\s*步|步骤\s*\d+)")
+STEP = re.compile(r"[\s*#>]*(?:step\s+\d+\W{0,3}[:.)]|\d+[.)]\s|第\s*\d+\s*步|步骤\s*\d+)", re.IGNORECASE)
+CALCULATION = re.compile(r"<<[^<>=]+=[^<>]*>>")
 TOOL_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)
 
 
@@ -86,10 +87,12 @@ def verdicts(
 def count_steps(text: str) -> int:
     """Written steps: "Step n:" markers, numbered lines, or ``<<…=…>>`` calculations; newlines are no steps.
 
-    >>> count_steps("Step 1: halve it\\nStep 2: <<48/2=24>>24\\n\\n\\n")
+    A marked line with a calculation in it is one step, a line with two calculations is two.
+
+    >>> count_steps("Step 1: halve it\\nStep 2: <<48/2=24>>24\\n\\n\\nso <<24+48=72>>72")
     3
     """
-    return len(STEP.findall(text))
+    return sum(max(STEP.match(line) is not None, len(CALCULATION.findall(line))) for line in text.splitlines())
 
 
 def model_tokens(trajectory: Trajectory) -> int:
@@ -190,8 +193,8 @@ BANDS = ((0.01, 1.0), (1.0, 0.8), (5.0, 0.5))
 def partial_credit(bonus: float = 0.1) -> RewardFunction:
     """By absolute error: below 0.01 → 1.0, below 1 → 0.8, below 5 → 0.5, else 0; at most 1.0 with the ``bonus``.
 
-    ``bonus`` is added where steps are shown.     It needs a band: an equals sign next to a wrong answer
-    earns nothing.
+    ``bonus`` is added where steps are shown and the answer is within a band: an equals sign next to a wrong
+    answer earns nothing.
 
     >>> partial_credit()(completions=["#### 72", "#### 71.5", "1. x\\n#### 69", "1. x = 5"], answer=["72"] * 4)
     [1.0, 0.8, 0.6, 0.0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from palestra.data.boxes import closing
+
 MAX_LENGTH = 1000
 MAX_DEPTH = 60
 WRAPPERS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -37,20 +39,6 @@ PREFIX = re.compile(r"^\s*(?:[A-Za-z]|[Aa]nswer)\s*(?:=|:=|\\in|∈)\s*(?=[^=])"
 UNIT_TAIL = re.compile(r"(?<=[\d)}])\s+[A-Za-z][A-Za-z ./]*(?:\^\{?[23]\}?)?$")
 ABOVE = re.compile(r"-?\w+(?:\.\d+)?(?:\^\w+)?|(?:sqrt)?\([^()]*\)")
 BELOW = re.compile(r"(?:[A-Za-z]+|\d+(?:\.\d+)?)(?:\^\w+)?|(?:sqrt)?\([^()]*\)")
-
-
-def closing(text: str, start: int) -> int:
-    """Index of the brace that closes the one at ``start``; -1 when it is never closed."""
-    depth = 0
-    for at in range(start, len(text)):
-        if text[at] == "\\" and text[at + 1 : at + 2] in ("{", "}"):
-            continue
-        if text[at - 1 : at] == "\\" and text[at] in "{}":
-            continue
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return at
-    return -1
 
 
 def plain_math(text: str) -> str:

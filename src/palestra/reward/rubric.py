@@ -12,6 +12,7 @@ from typing import Any
 
 from palestra.errors import ConfigError, RewardError, UserError
 from palestra.reward.base import RewardFunction
+from palestra.reward.gates import Gate, check_gates, gated
 from palestra.reward.worker import Worker
 from palestra.types import Author, Episode, Group, Message, RewardTerm, Trajectory, Turn
 
@@ -43,6 +44,7 @@ class Rubric:
     on_error: ``exclude`` (a completion whose scoring raises gets None, counted in :attr:`errors`) or ``raise``.
     env_weights: weights of what the environment pays, by part (1.0 for a part not named). A part that is named
     here, or that any episode of the group was paid, is 0.0 for an episode that was paid nothing.
+    gates: part → the part that must have passed for it to count (:mod:`palestra.reward.gates`).
 
     A function gets the columns it has parameters for, all of them when it takes ``**kwargs``: ``prompts``,
     ``completions``, ``completion_ids``, ``trajectories``, ``answer`` (also as ``ground_truth``), ``task_id`` and
@@ -64,6 +66,7 @@ class Rubric:
         chat: bool,
         on_error: str = "exclude",
         env_weights: Mapping[str, float] | None = None,
+        gates: Mapping[str, Gate] | None = None,
     ) -> None:
         if on_error not in ("exclude", "raise"):
             raise ConfigError(f"on_error is {on_error!r}: choose 'exclude' or 'raise'")
@@ -71,6 +74,8 @@ class Rubric:
         self.chat = chat
         self.on_error = on_error
         self.env_weights = dict(env_weights or {})
+        self.gates = dict(gates or {})
+        check_gates(self.gates, self.functions, self.env_weights)
         self.errors: Counter[str] = Counter()
         """How many completions each function failed to score, over the life of this rubric."""
         self.last_error: dict[str, str] = {}
@@ -91,7 +96,7 @@ class Rubric:
                             f"the environment pays a part named {name!r}, as a reward function: rename one"
                         )
                     held[name] = RewardTerm(value, weight)
-        return _with_rewards(group, views, terms)
+        return _with_rewards(group, views, [gated(held, self.gates) for held in terms])
 
     def _env_terms(self, views: Sequence[View]) -> list[dict[str, RewardTerm]]:
         paid = [_payments(v.turns) for v in views]
@@ -115,7 +120,18 @@ class Rubric:
                 return [await self._alone(name, function, {k: [v[i]] for k, v in chosen.items()}) for i in range(count)]
             self._count(name, error)
             return [None]
-        return checked(name, returned, count)
+        return checked(name, self._without_failures(name, returned), count)
+
+    def _without_failures(self, name: str, returned: Any) -> Any:
+        """None in the place of each exception that a function put there for one completion."""
+        if not isinstance(returned, list):
+            return returned
+        for value in returned:
+            if isinstance(value, UserError) or (isinstance(value, Exception) and self.on_error == "raise"):
+                raise value
+            if isinstance(value, Exception):
+                self._count(name, value)
+        return [None if isinstance(value, Exception) else value for value in returned]
 
     async def _alone(self, name: str, function: RewardFunction, row: Mapping[str, list[Any]]) -> float | None:
         # The whole call failed; one completion at a time shows which of them it was.

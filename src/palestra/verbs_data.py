@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs ``rewards`` and ``data``: what a reward pays for, and what a data file holds, before a run learns it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ConfigDict
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from palestra.config import Config, load, read_yaml
+from palestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palestra.data.check import Report, Verify
+    from palestra.reward.inspection import Inspection
+    from palestra.reward.probes import Probe
+    from palestra.reward.rubric import Rubric
+    from palestra.types import Task
+
+rewards_app = typer.Typer(help="What a reward pays for.", no_args_is_help=True)
+data_app = typer.Typer(help="Data files: check, augment, measure.", no_args_is_help=True)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+PROBED_TASKS = 20
+RED, YELLOW = "red", "yellow"
+
+
+@rewards_app.command()
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="CONFIG.yaml|ROLLOUTS", help="A config, a run directory or a rollouts file.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="rewards.part=…", help="Overrides of the config's rewards.")
+    ] = None,
+    rollouts: Annotated[
+        Path | None, typer.Option(help="Run or rollouts file to score (default: the config's `out`).")
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Step whose rollouts are read (default: the last).")] = None,
+    groups: Annotated[int, typer.Option(min=1, help="How many groups are read.")] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show what each part of a reward does on recorded episodes, and what probes for hacking would earn.
+
+    A config (or an override) scores the episodes again; a run or rollouts file alone shows what was recorded.
+    """
+    from palestra.cli import _told
+
+    with _told(debug):
+        from dataclasses import asdict
+
+        from palestra.reward.inspection import inspect_groups, score_again
+        from palestra.reward.probes import probe
+        from palestra.rollout.dump import read_rollouts
+        from palestra.run.view import rollouts_of
+
+        config = path if path.suffix in (".yaml", ".yml") else None
+        settings = _rewards_of(config or _config_beside(path), overrides)
+        if config is not None and settings is not None:
+            path = rollouts or Path(settings.out)
+        file = rollouts_of(path, step) if path.is_dir() else path
+        read = list(islice(read_rollouts(file), groups))
+        rubric = None if settings is None else settings.rubric()
+        if rubric is not None and (config is not None or overrides):
+            read = score_again(rubric, read)
+        found = inspect_groups(read)
+        probes = probe(rubric, read[:PROBED_TASKS]) if rubric is not None and rubric.functions else []
+        if as_json:
+            plain = {"rollouts": str(file), **found.to_dict(), "probes": [asdict(p) for p in probes]}
+            typer.echo(json.dumps(plain, ensure_ascii=False))
+            return
+        _show(Console(highlight=False), file, found, probes, rubric)
+
+
+class RewardsOf(Config):
+    """Of a root config, what scoring needs; its other keys are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    rewards: dict[str, float | dict[str, Any]] | None = None
+    renderer: str | dict[str, Any] = "chat"
+    out: str = "runs/latest"
+
+    def rubric(self) -> Rubric:
+        """The rubric, as the run would make it."""
+        from palestra.reward import functions as functions  # the package registers the built-in rewards
+        from palestra.reward.build import make_rubric
+
+        name = self.renderer if isinstance(self.renderer, str) else self.renderer.get("name")
+        return make_rubric(self.rewards, chat=name != "plain")
+
+
+def _rewards_of(config: Path | None, overrides: Sequence[str] | None) -> RewardsOf | None:
+    if config is None:
+        if overrides:
+            raise ConfigError("overrides change a config, and there is none beside these rollouts: name a CONFIG.yaml")
+        return None
+    stray = next((o for o in overrides or () if o.split(".")[0].split("=")[0] not in RewardsOf.model_fields), None)
+    if stray is not None:
+        raise ConfigError(f"override {stray!r} does not change how episodes are scored: override rewards or renderer")
+    known = {k: v for k, v in read_yaml(config).items() if k in (*RewardsOf.model_fields, "format")}
+    return load(known, list(overrides or ()), RewardsOf)
+
+
+def _config_beside(path: Path) -> Path | None:
+    """The config of the run that a run directory or rollouts file belongs to."""
+    folder = path if path.is_dir() else path.resolve().parent.parent
+    return config if (config := folder / "config.yaml").is_file() else None
+
+
+def _show(console: Console, file: Path, found: Inspection, probes: Sequence[Probe], rubric: Rubric | None) -> None:
+    share = "none" if found.no_signal is None else f"{found.no_signal:.0%}"
+    console.print(f"{file}: {found.episodes} episodes in {found.groups} groups, {found.failed} failed")
+    console.print(
+        f"groups without signal (all members alike): {share}", style=RED if (found.no_signal or 0) > 0.5 else ""
+    )
+    console.print(_parts_table(found))
+    for name, count in (rubric.errors if rubric is not None else {}).items():
+        console.print(f"{name}: {count} completions could not be scored: {rubric.last_error[name]}", style=RED)  # type: ignore[union-attr]
+    if found.pairs:
+        console.print(_pairs_table(found))
+    if probes:
+        console.print(_probes_table(probes))
+    elif rubric is None:
+        console.print("no probes: no config beside these rollouts says what is scored", style="dim")
+    else:
+        console.print("no probes: only the environment pays, and probes play nothing", style="dim")
+
+
+def _parts_table(found: Inspection) -> Table:
+    from palestra.run.plot import sparkline
+
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("part", "weight", "mean", "std", "range", "flat", "pull", ""):
+        table.add_column(name, no_wrap=name == "range")
+    for part in found.parts:
+        bars = sparkline(part.histogram, len(part.histogram)) if part.histogram else ""
+        between = "" if part.low is None else f"{part.low:.3g} {bars} {part.high:.3g}"
+        flat = "" if part.flat_groups is None else f"{part.flat_groups:.0%}"
+        pull = "" if part.pull is None else f"{part.pull:+.0%}"
+        notes = [f"{part.missing} unscored"] if part.missing else []
+        notes += [f"counts in {part.counted:.0%}"] if part.counted < 1 and part.scored else []
+        weight = "" if part.name == "reward" else f"{part.weight:g}"
+        table.add_row(part.name, weight, _number(part.mean), _number(part.std), between, flat, pull, ", ".join(notes))
+    table.caption = "flat: groups in which it does not vary; pull: its share of the reward's variance within groups"
+    return table
+
+
+def _pairs_table(found: Inspection) -> Table:
+    meaning = {"conflict": "pull apart: decide which one you want", "same": "say the same: one of them is enough"}
+    table = Table("two parts, within groups", "correlation", "", box=SIMPLE_HEAD)
+    for pair in found.pairs:
+        style = {"conflict": RED, "same": YELLOW}.get(pair.verdict, "")
+        table.add_row(f"{pair.a}, {pair.b}", f"{pair.correlation:+.2f}", Text(meaning.get(pair.verdict, ""), style))
+    return table
+
+
+def _probes_table(probes: Sequence[Probe]) -> Table:
+    from palestra.run.text import visible
+
+    table = Table("a reply of …", "earns", "by part", "", box=SIMPLE_HEAD)
+    for found in probes:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in found.parts.items())
+        worked = found.name == "answer without work"
+        said = f"{found.verdict}; for example {visible(found.example)[:60]!r}" if found.verdict else ""
+        table.add_row(found.name, _number(found.reward), parts, Text(said, YELLOW if worked else RED))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+@data_app.command()
+def check(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A data file, or a directory with train and test files.")
+    ],
+    test: Annotated[Path | None, typer.Option(help="A file that should share no question with FILE.")] = None,
+    form: Annotated[
+        str | None, typer.Option(help="rl, sft, dialogue or preference (default: as the rows look).")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="How answers are compared: numeric, boxed or math.")] = None,
+    max_prompt: Annotated[int | None, typer.Option(min=1, help="Longest prompt, in characters or tokens.")] = None,
+    model: Annotated[str | None, typer.Option(help="Count tokens of this model instead of characters.")] = None,
+    near: Annotated[bool, typer.Option(help="Look for near duplicates.")] = True,
+    examples: Annotated[int, typer.Option(min=0, help="How many faults of a kind are shown.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every fault.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Look for what is wrong with a data file before a model learns it. Exit code 1 when there are errors."""
+    from palestra.cli import _told
+
+    with _told(debug):
+        from palestra.data.check import check_files
+        from palestra.data.tables import table_file
+
+        if file.is_dir():
+            folder, file = file, table_file(str(file), "train")
+            test = test or next(iter(sorted(f for f in folder.glob("test.*") if f.suffix == file.suffix)), None)
+        length, unit = (len, "characters") if model is None else (_tokens(model), "tokens")
+        with Console(stderr=True).status(f"checking {file}"):
+            report = check_files(
+                file, test, form=form, verify=_verifier(mode), length=length, unit=unit, limit=max_prompt, near=near
+            )
+        if as_json:
+            typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
+        else:
+            _show_report(Console(highlight=False), report, examples)
+    if report.errors:
+        raise typer.Exit(1)
+
+
+def _verifier(mode: str | None) -> Verify:
+    """A task's gold answer must pass its own verifier, in the mode that is chosen, or its own, or looks right."""
+    from palestra.errors import unknown
+    from palestra.reward.answers import MODES
+    from palestra.reward.validate import validate
+
+    if mode is not None and mode not in MODES:
+        raise ConfigError(unknown("answer mode", mode, MODES))
+
+    def verify(task: Task) -> list[str]:
+        chosen = mode or str(task.meta.get("mode") or ("math" if "\\" in str(task.answer) else "numeric"))
+        return validate([task], chosen)
+
+    return verify
+
+
+def _tokens(model: str) -> Callable[[str], int]:
+    from palestra.model.loading import load_model
+
+    tokenizer = load_model(model, device="cpu").tokenizer
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _show_report(console: Console, report: Report, examples: int) -> None:
+    from palestra.run.text import visible
+
+    for name, rows in report.rows.items():
+        console.print(f"{name}: {rows} rows, read as {report.forms[name]}")
+    kinds = list(dict.fromkeys(f.kind for f in report.findings))
+    for kind in kinds:
+        found = [f for f in report.findings if f.kind == kind]
+        console.print(f"{kind.replace('_', ' ')}: {len(found)}", style=RED if found[0].error else YELLOW)
+        for finding in found[:examples]:
+            console.print(Text(f"  {', '.join(finding.rows)}: {visible(finding.message)}"))
+        if len(found) > examples:
+            console.print(f"  and {len(found) - examples} more (--json has all)", style="dim")
+    _show_lengths(console, report)
+    warnings = len(report.findings) - report.errors
+    console.print(f"{report.errors} errors, {warnings} warnings" if kinds else "nothing wrong was found")
+
+
+def _show_lengths(console: Console, report: Report) -> None:
+    most = max((n for _, _, n in report.histogram), default=0)
+    limit = f", limit {report.limit}" if report.limit is not None else ""
+    console.print(f"prompt length in {report.unit}: longest {report.longest}{limit}")
+    for low, high, n in report.histogram:
+        over = report.limit is not None and low >= report.limit
+        bar = "█" * round(40 * n / most) or ("▏" if n else "")
+        console.print(Text(f"  {low:>7} … {high:<7} {n:>7} {bar}", RED if over else ""))
+
+
+@data_app.command()
+def augment(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A table of questions and answers.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where the new rows are written.")],
+    kinds: Annotated[str, typer.Option(help="numbers, names, order, wording; separated by commas.")] = "numbers,names",
+    copies: Annotated[int, typer.Option(min=1, help="New rows of each kind for each row.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    originals: Annotated[bool, typer.Option(help="Write the rows of FILE too.")] = True,
+    debug: Debug = False,
+) -> None:
+    """Write more rows with answers that are right for certain: numbers recomputed, names, order, wording."""
+    from palestra.cli import _told
+
+    with _told(debug):
+        from collections import Counter
+
+        from rich.progress import track
+
+        from palestra.data.augment import augment as more
+        from palestra.data.tables import read_table
+
+        rows = [row for _, row in read_table(file)]
+        if out.exists() and out.samefile(file):
+            raise ConfigError(f"{out} is the file that is read; write the new rows to another one")
+        counts: Counter[str] = Counter()
+        shown = track(rows, description=f"augmenting {file.name}", console=Console(stderr=True), transient=True)
+        with out.open("w", encoding="utf-8") as lines:
+            for row in rows if originals else ():
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+            for kind, row in more(shown, [k.strip() for k in kinds.split(",")], copies=copies, seed=seed):
+                counts[kind] += 1
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+        made = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items())) or "none could be made"
+        typer.echo(f"{out}: {len(rows) if originals else 0} rows of {file}, new ones: {made}")
+
+
+@data_app.command()
+def difficulty(
+    rollouts: Annotated[
+        list[Path], typer.Argument(metavar="RUN|ROLLOUTS…", help="Run directories (all their rollouts) or files.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where the pass rates are written, as JSON.")],
+    part: Annotated[str, typer.Option(help="The reward part that says whether a task was passed.")] = "accuracy",
+    passed: Annotated[float, typer.Option(help="The value from which it was.")] = 1.0,
+    debug: Debug = False,
+) -> None:
+    """Count how often each task was passed, for a curriculum (data source `curriculum`, key `pass_rates`)."""
+    from palestra.cli import _told
+
+    with _told(debug):
+        from palestra.data.curriculum import pass_rates, write_pass_rates
+        from palestra.errors import DataError
+        from palestra.rollout.dump import read_rollouts
+
+        files = [f for path in rollouts for f in (sorted(path.glob("rollouts/*")) if path.is_dir() else [path])]
+        rates = pass_rates((group for file in files for group in read_rollouts(file)), part, passed)
+        if not rates:
+            raise DataError(f"no episode has a value of the part {part!r}: check --part and the rollouts")
+        write_pass_rates(out, rates, part)
+        never, always = (sum(r == edge for r in rates.values()) for edge in (0.0, 1.0))
+        typer.echo(f"{out}: {len(rates)} tasks, {never} never passed, {always} always")
