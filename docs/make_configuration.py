@@ -37,6 +37,7 @@ from palestra.train.config import (
     TaskConfig,
     TrainSettings,
 )
+from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, RewardModelConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -44,28 +45,30 @@ HEAD = """# Configuration
 
 Written by `docs/make_configuration.py` from the code; edit the docstrings there, not this page.
 
-A config is one YAML file with one root: `RLConfig` for `palestra rl`, `SFTConfig` for `palestra sft`, `EvalConfig` for
-`palestra eval`. Any key can be given on the command line as `key.sub=value`. A key that nobody reads is refused, with
-the nearest right one. `palestra VERB CONFIG.yaml --dry-run` prints every key as it will be used. How YAML is read:
+A config is one YAML file with one root: `RLConfig` for `palestra rl`, `SFTConfig` for `palestra sft`, `PreferConfig`
+for `palestra prefer`, `RewardModelConfig` for `palestra reward-model`, `EvalConfig` for `palestra eval`. Any key can be
+given on the command line as `key.sub=value`. A key that nobody reads is refused, with the nearest right one.
+`palestra VERB CONFIG.yaml --dry-run` prints every key as it will be used. How YAML is read:
 [formats.md](formats.md).
 
 `Choice` means a registered thing by name with its own options beside it, `env: {name: calculator, max_steps: 4}`, or
 the name alone, `env: calculator`. `model: PATH` stands for `model: {path: PATH}` in the same way.
 """
 
-ROOTS: tuple[type[Config], ...] = (RLConfig, SFTConfig, EvalConfig)
+ROOTS: tuple[type[Config], ...] = (RLConfig, SFTConfig, PreferConfig, RewardModelConfig, EvalConfig)
 
 MEANINGS: dict[type[Config], dict[str, str]] = {
     TaskConfig: {
         "seed": "Of everything random: the adapter's weights, the tasks and their order, sampling.",
         "out": "The run directory; one run each.",
         "model": "Which model, see ModelConfig.",
-        "data": "A source of tasks: `arithmetic`, `word_problems`, `gsm8k`, `jsonl`, or your own.",
-        "env": "What the agent acts on: `calculator`, `calculator_tools`, `pocket_calculator`, `self_refine`, `tool_env`, your own, or "
-        "`module:Class`.",
+        "data": "A source of tasks: `arithmetic`, `word_problems`, `gsm8k`, `jsonl`, `table`, `math`, `stream`, "
+        "`curriculum`, or your own.",
+        "env": "What the agent acts on: `calculator`, `calculator_tools`, `pocket_calculator`, `self_refine`, "
+        "`tool_env`, your own, or `module:Class`.",
         "renderer": "How messages become tokens: `chat` (the model's own template; option `tools`: template, system or "
         "error) or `plain` (contents one after another).",
-        "rewards": "Part → weight, or part → {function, weight, options}. A function is registered, or "
+        "rewards": "Part → weight, or part → {function, weight, gate, options}. A function is registered, or "
         "`module:function`. `env` and `env/part` weigh what the environment pays. Left out: what the environment pays.",
         "sampling": "How each turn is sampled, see SamplingConfig.",
         "limits": "What an episode may use, see Limits.",
@@ -90,6 +93,18 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "keep_last": "How many checkpoints stay.",
         "trackers": "Besides JSONL and TensorBoard: `wandb`, `trackio`.",
     },
+    PairConfig: {
+        "seed": "Of the adapter's and the scalar head's weights, the order of pairs, and dropout.",
+        "out": "The run directory; one run each.",
+        "model": "Which model, see ModelConfig.",
+        "lora": "Train a LoRA adapter; left out, all weights train.",
+        "renderer": "How messages become tokens, as above.",
+        "save_every": "Optimiser steps between checkpoints (0 = only at the end).",
+        "keep_last": "How many checkpoints stay.",
+        "trackers": "Besides JSONL and TensorBoard: `wandb`, `trackio`.",
+    },
+    PreferConfig: {"prefer": "The training itself, see PreferenceSettings."},
+    RewardModelConfig: {"reward_model": "The training itself, see RewardModelSettings."},
     EvalConfig: {"eval": "What is measured, see EvalSettings."},
     Choice: {"name": "The registered name."},
     ModelConfig: {"device": "`auto` (CUDA, else MPS, else CPU), `cpu`, `cuda` or `mps`."},
@@ -101,6 +116,13 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
     },
     SFTSettings: {
         "epochs": "Passes over the dialogues, unless `steps` is given.",
+        "steps": "Optimiser steps, instead of `epochs`.",
+        "micro_batch_tokens": "Bounds the memory of one forward and backward pass; does not change the result.",
+        "max_grad_norm": "The gradient is scaled down to this norm.",
+    },
+    PairSettings: {
+        "eval_every": "Steps between measurements of `held_out` (0 = only before and after).",
+        "epochs": "Passes over the pairs, unless `steps` is given.",
         "steps": "Optimiser steps, instead of `epochs`.",
         "micro_batch_tokens": "Bounds the memory of one forward and backward pass; does not change the result.",
         "max_grad_norm": "The gradient is scaled down to this norm.",

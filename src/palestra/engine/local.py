@@ -39,8 +39,8 @@ class EngineConfig(Config):
     dtype: ``auto`` samples on the trainer's own parameters; another dtype keeps a converted copy.
     max_rows: generations that run at once. max_sessions: episodes whose keys are kept between turns.
     prefill_tokens: prompt tokens per forward pass. max_context: tokens per sequence (None = the model's).
-    pack_weights: keep large weights once more in the layout the CPU multiplies fastest (memory for speed; elsewhere than
-    on a CPU it does nothing).
+    pack_weights: keep large weights once more in the layout that the CPU multiplies fastest (memory for speed; it does
+    nothing elsewhere than on a CPU).
     on_update: what happens to generations in flight when weights change – finish first, recompute their keys
     and go on, or keep the old keys and go on (each new version opens a new span either way).
     """

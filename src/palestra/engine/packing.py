@@ -40,7 +40,7 @@ class PackedLinear:
 
 
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Give every large ``nn.Linear`` of ``model`` on the CPU a packed forward pass (inference only), and return them."""
+    """Give every large ``nn.Linear`` of ``model`` on the CPU a packed forward pass (inference only); return them."""
     found: dict[nn.Linear, PackedLinear] = {}
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= MIN_ELEMENTS and _supported(module.weight):

@@ -51,9 +51,9 @@ class Rows:
 
 
 def _decode_block(requests: list[Request], first: int, spare: int, device: torch.device) -> Block:
-    """One row per request (one of several twins). Where the slots lie close together, the block spans all slots from the first to the
-    last, idle ones included: a view of the store, whereas picking slots one by one copies their keys, which costs
-    more than all of attention."""
+    """One row per request, each one of several twins. Where the slots lie close together, the block spans all slots
+    from the first to the last, idle ones included: a view of the store, whereas picking slots one by one copies their
+    keys, which costs more than all of attention."""
     numbers = np.array([r.slot.number for r in requests])
     low, high = int(numbers.min()), int(numbers.max()) + 1
     dense = high - low <= 2 * len(requests)

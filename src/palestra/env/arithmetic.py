@@ -80,7 +80,7 @@ class ArithmeticToolEnv(ToolEnv):
 
 @ENVS.register("pocket_calculator")
 class PocketCalculatorEnv(ToolEnv):
-    """A :class:`ToolEnv` whose only tool is ``calculate``: one operation a call, so most problems take several turns."""
+    """A :class:`ToolEnv` whose only tool is ``calculate``: one operation a call, so most problems take turns."""
 
     def __init__(
         self,

@@ -12,6 +12,9 @@ from palestra.env.tools import MAX_RESULT_CHARS, TIMEOUT_S, Tool, ToolResult, ex
 from palestra.errors import ConfigError
 from palestra.types import Message, Task
 
+GRACE_S = 1.0
+"""How long a tool that timed out may take to end."""
+
 
 @ENVS.register("tool_env")
 class ToolEnv:
@@ -24,7 +27,8 @@ class ToolEnv:
 
     Errors are observations: an unknown tool, wrong arguments, an exception, a timeout of a function, calls that
     cannot be read (then none of the turn's calls runs), calls beyond the episode's limit (which do not run). A
-    timeout inside a method is different: the object may be half-changed, so the step reports ``tool_failure``.
+    timeout inside a method is different: the object may be half-changed, so the step reports ``tool_failure``; so
+    does one of an async function that does not even end when it is cancelled.
     A turn that the length limit cut before a complete call or answer ends the episode as truncated.
 
     >>> def add(a: int, b: int) -> int: return a + b
@@ -103,7 +107,19 @@ class ToolEnv:
         return results
 
     async def _execute(self, call: Mapping[str, Any]) -> ToolResult:
-        return await execute(call, self.tools, self.timeout_s, self.max_result_chars)
+        """One call, and its end whatever the tool does: an async one may cancel itself, or refuse to be cancelled."""
+        work = asyncio.ensure_future(execute(call, self.tools, self.timeout_s, self.max_result_chars))
+        try:
+            await asyncio.wait({work}, timeout=self.timeout_s + GRACE_S)
+        finally:
+            work.cancel()
+        name = call["function"]["name"]
+        if not work.done():
+            said = f"tool {name} timed out after {self.timeout_s:g} s and does not end"
+            return ToolResult(f"Error: {said}", failed=True, fatal=said)
+        if work.cancelled():
+            return ToolResult(f"Error: tool {name} was cancelled from inside", failed=True)
+        return work.result()
 
     def _shown(self, messages: Sequence[Message]) -> Observation:
         return Observation(tuple(messages), tools=tuple(item.schema for item in self.tools.values()))
@@ -114,5 +130,5 @@ def _reply(call: Mapping[str, Any], result: ToolResult) -> Message:
         "role": "tool",
         "tool_call_id": str(call["id"]),
         "name": str(call["function"]["name"]),
-        "content": result.text,
+        "content": result.text.encode("utf-8", "replace").decode(),  # a lone surrogate has no tokens
     }

@@ -29,7 +29,7 @@ METRICS: dict[str, str] = {
     "train/ratio_first_step_max": "largest |ratio - 1| in the step's first update; not 0: sampler and trainer differ",
     "train/entropy": "mean entropy of the policy at trained tokens, in nats",
     "train/tokens": "tokens trained on in the step",
-    "train/rows_without_signal": "rows left out of the forward pass: all their advantages are 0 and there is no KL term",
+    "train/rows_without_signal": "rows not computed: their advantages are 0 and nothing else has a gradient",
     "train/updates": "optimiser updates in the step",
     "train/updates_skipped": "optimiser updates skipped in the step (non-finite gradient or nothing to learn)",
     "rollout/episodes": "episodes collected in the step",
