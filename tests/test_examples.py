@@ -23,7 +23,7 @@ from palestra.train.plan import describe
 from palestra.train.rl import train_rl
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-CONFIGS = sorted(EXAMPLES.glob("*.yaml"))
+CONFIGS = [p for p in sorted(EXAMPLES.glob("*.yaml")) if not p.stem.startswith(("prefer", "reward_model"))]
 ROW = {"question": "Half of 96?", "answer": "<<96/2=48>>48\n#### 48"}
 
 

@@ -28,7 +28,9 @@ _WHERE = {
     "Observation": "palestra.env",
     "PalestraError": "palestra.errors",
     "PlainRenderer": "palestra.chat",
+    "PreferConfig": "palestra.train.preference_config",
     "RLConfig": "palestra.train.config",
+    "RewardModelConfig": "palestra.train.preference_config",
     "RewardTerm": "palestra.types",
     "Rubric": "palestra.reward.rubric",
     "SFTConfig": "palestra.train.config",
@@ -52,6 +54,8 @@ _WHERE = {
     "make_rubric": "palestra.reward.build",
     "run_episode": "palestra.rollout.episode",
     "tool": "palestra.env",
+    "train_prefer": "palestra.train.prefer",
+    "train_reward_model": "palestra.train.reward_model",
     "train_rl": "palestra.train.rl",
     "train_sft": "palestra.train.sft",
 }

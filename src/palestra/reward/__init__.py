@@ -7,3 +7,4 @@ from palestra.reward import formats as formats
 from palestra.reward import functions as functions
 from palestra.reward import judge as judge
 from palestra.reward import novelty as novelty
+from palestra.reward import reward_model as reward_model

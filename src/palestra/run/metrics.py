@@ -63,6 +63,37 @@ METRICS: dict[str, str] = {
     "speed/trained_tokens_per_s": "tokens trained on per second of update",
 }
 
+_COMPARED = {
+    "loss": "mean loss of the compared pairs",
+    "margin": "mean reward of the chosen reply less that of the rejected one",
+    "ties": "share of pairs whose replies score the same",
+    "chosen_reward": "mean reward of chosen replies",
+    "rejected_reward": "mean reward of rejected replies",
+}
+_COMPARED_LOGPROBS = {
+    "chosen_logprob": "mean log-probability of chosen replies, summed over their tokens",
+    "rejected_logprob": "mean log-probability of rejected replies, summed over their tokens",
+    "log_ratio": "mean log pi/pi_ref of the replies",
+    "baseline_kl": "KTO's estimate of the KL to the reference",
+}
+_COMPARED_STEP = {
+    "accuracy": "share of pairs whose chosen reply scores strictly higher",
+    "grad_norm": "gradient norm before clipping",
+    "learning_rate": "learning rate of the step",
+    "epoch": "passes over the pairs so far",
+    "tokens": "tokens of the replies in the step",
+    "updates_skipped": "optimiser updates skipped because the gradient was not finite",
+}
+METRICS |= {
+    f"{area}/{name}": text
+    for area, parts in (
+        ("prefer", _COMPARED | _COMPARED_LOGPROBS | _COMPARED_STEP),
+        ("reward_model", _COMPARED | _COMPARED_STEP),
+        ("eval", _COMPARED | _COMPARED_LOGPROBS),
+    )
+    for name, text in parts.items()
+}
+
 FAMILIES: dict[str, str] = {
     "reward/": "mean of one named part of the reward, unweighted, over the episodes it scored",
     "eval/reward/": "the same on held-out tasks",

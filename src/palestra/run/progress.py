@@ -21,11 +21,12 @@ from rich.text import Text
 
 from palestra.run.plot import plot, sparkline
 
-CURVES = ("train/reward", "eval/accuracy", "train/loss", "sft/loss")
+CURVES = ("train/reward", "eval/accuracy", "train/loss", "sft/loss", "prefer/loss", "reward_model/loss")
 """What the plot shows: the first of these that the phase has reported at least twice."""
 
 ORDER = (
     *("train/reward", "reward/", "rollout/success_rate", "eval/accuracy", "eval/format", "train/kl", "train/entropy"),
+    *("prefer/loss", "prefer/margin", "prefer/accuracy", "reward_model/loss", "reward_model/accuracy"),
     *("sft/loss", "train/loss", "rollout/sampled_tokens_mean", "rollout/turns_mean", "rollout/tool_calls_mean"),
     *("rollout/truncated_share", "rollout/groups_zero_variance", "train/grad_norm", "train/clip_fraction"),
     *("train/learning_rate", "sft/learning_rate", "speed/sampled_tokens_per_s", "speed/trained_tokens_per_s"),

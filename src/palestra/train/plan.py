@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
 from palestra.config import Config, dump
 from palestra.data.dialogues import make_dialogues
-from palestra.model.lora import add_lora, base_model, trainable_report
+from palestra.model.lora import add_lora, base_model, is_adapter, trainable_report
 from palestra.train import setup
 from palestra.train.config import EvalConfig, RLConfig, SFTConfig, SFTSettings, learning_rate
+from palestra.train.prefer import prepare
+from palestra.train.prefer import steps_of as preference_steps
+from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, RewardModelConfig
 from palestra.train.sft import steps_of
 
 _GIB = 2**30
@@ -20,7 +24,8 @@ _GIB = 2**30
 def describe(config: Config) -> str:
     """The resolved config and its consequences as text: groups, tokens, optimiser steps, divisors, parameters,
     memory. Loads the model (for its sizes) and checks every name and data file; writes nothing."""
-    lines = {RLConfig: _rl, SFTConfig: _sft, EvalConfig: _eval}[type(config)](config)  # type: ignore[operator]
+    plans = {RLConfig: _rl, SFTConfig: _sft, PreferConfig: _prefer, RewardModelConfig: _reward_model, EvalConfig: _eval}
+    lines = plans[type(config)](config)  # type: ignore[operator]
     return dump(config).rstrip() + "\n\n" + "\n".join(f"# {line}" for line in lines) + "\n"
 
 
@@ -120,6 +125,56 @@ def _supervised(settings: SFTSettings, seed: int, adapter: bool, from_scratch: b
         f"{len(dialogues):,} dialogues, {steps:,} optimiser steps of {settings.batch_size} dialogues "
         f"at learning rate {rate:g}"
     )
+
+
+def _prefer(config: PreferConfig) -> list[str]:
+    settings, loss = config.prefer, config.prefer.chosen_loss
+    options = ", ".join(f"{k} {v}" for k, v in settings.loss_config.model_dump().items())
+    copies = 1
+    if not loss.reference:
+        reference = "no reference"
+    elif settings.precompute_reference:
+        reference = "reference log-probs computed once, before training"
+    elif config.lora is not None:
+        reference = "the reference is the base under the adapter"
+    else:
+        reference, copies = "the reference is a copy of what trains", 2
+    first, second, *rest = _pairs(config, settings, "rl", paired=loss.paired, copies=copies)
+    return [first, second, f"loss: {settings.loss.name} ({options}), mean over the step; {reference}", *rest]
+
+
+def _reward_model(config: RewardModelConfig) -> list[str]:
+    settings = config.reward_model
+    first, second, *rest = _pairs(config, settings, "sft", paired=True, spare_tokens=1)
+    centred = f" + {settings.center_coefficient:g}·(r_chosen + r_rejected)²" if settings.center_coefficient else ""
+    return [first, second, f"loss: −log σ(r_chosen − r_rejected){centred}, mean over the step", *rest]
+
+
+def _pairs(
+    config: PairConfig,
+    settings: PairSettings,
+    kind: Literal["sft", "rl"],
+    *,
+    paired: bool,
+    copies: int = 1,
+    spare_tokens: int = 0,
+) -> list[str]:
+    prepared = prepare(config, settings, paired=paired, spare_tokens=spare_tokens)
+    unit = "pairs" if paired else "labelled replies"
+    adapter = is_adapter(prepared.model)
+    rate, warning = learning_rate(settings, kind, lora=adapter, from_scratch=config.model.from_scratch)
+    tokens, count = settings.micro_batch_tokens, len(prepared.data)
+    memory = _measure(prepared.model).training_bytes(
+        tokens, tokens, copies=copies, checkpointing=settings.gradient_checkpointing
+    )
+    held_out = len(prepared.held_out) if prepared.held_out is not None else 0
+    return [
+        f"model: {trainable_report(prepared.model)}",
+        f"{count:,} {unit}, {held_out:,} held out; {preference_steps(settings, count):,} optimiser steps of "
+        f"{settings.batch_size} at learning rate {rate:g}",
+        f"memory: about {memory / _GIB:.1f} GiB for an update of {tokens:,} tokens",
+        *(f"warning: {text}" for text in (warning, *prepared.left_out) if text),
+    ]
 
 
 def _eval(config: EvalConfig) -> list[str]:
