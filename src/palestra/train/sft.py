@@ -22,7 +22,7 @@ from palestra.learn.batch import Rows, Sample, micro_batches, pack, token_weight
 from palestra.learn.loss import cross_entropy
 from palestra.learn.policy import Policy
 from palestra.learn.update import linear_schedule, make_optimizer
-from palestra.model.lora import add_lora
+from palestra.model.lora import add_lora, is_adapter
 from palestra.run.directory import Run
 from palestra.run.interrupt import deferred
 from palestra.run.progress import Progress
@@ -89,8 +89,11 @@ def fit(
 ) -> None:
     """Steps ``start``… of supervised training; which dialogues a step sees depends on (seed, step) alone.
 
-    Ctrl-C strikes between two steps, never within one.
+    Dropout draws from torch's generator, seeded at step 0; a resumed run brings its state. Ctrl-C strikes between two
+    steps, never within one.
     """
+    if start == 0:
+        torch.manual_seed(seed)
     rows = Rows(tuple(samples))
     indices = order(len(samples), seed)
     for _ in range(start * settings.batch_size):
@@ -141,15 +144,13 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
     dialogues = make_dialogues(config.sft.data.name, seed=config.seed, **config.sft.data.options)
     samples = dialogue_samples(dialogues, renderer, max_length=config.sft.max_length)
     steps = steps_of(config.sft, len(samples))
-    rate, warning = learning_rate(
-        config.sft, "sft", lora=config.lora is not None, from_scratch=config.model.from_scratch
-    )
+    checkpoints = Path(config.out) / "checkpoints"
+    found = latest_checkpoint(checkpoints) if resume else None
+    model = restore_model(found, loaded.model) if found else loaded.model
+    if config.lora is not None and found is None:
+        model = add_lora(model, config.lora, seed=config.seed)
+    rate, warning = learning_rate(config.sft, "sft", lora=is_adapter(model), from_scratch=config.model.from_scratch)
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
-        checkpoints = run.path / "checkpoints"
-        found = latest_checkpoint(checkpoints) if resume else None
-        model = restore_model(found, loaded.model) if found else loaded.model
-        if config.lora is not None and found is None:
-            model = add_lora(model, config.lora, seed=config.seed)
         policy = make_policy(model, config.sft, reference=False)
         optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
         done = 0
