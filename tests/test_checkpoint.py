@@ -25,7 +25,7 @@ from palestra.errors import RunError
 from palestra.model.loading import load_model
 from palestra.model.lora import LoraConfig, add_lora, trainable_parameters
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
-from palestra.train import checkpoint
+from palestra.train import sealed
 from palestra.train.checkpoint import (
     clean_leftovers,
     latest_checkpoint,
@@ -247,7 +247,7 @@ def killed_while_saving(directory: Path, step: int) -> None:
     if child == 0:
         try:
             signal.alarm(60)
-            checkpoint._seal = lambda folder, step: (os.write(tell, b"!"), time.sleep(60))
+            sealed.seal = lambda *_: (os.write(tell, b"!"), time.sleep(60))
             save(directory, step)
         finally:
             os._exit(1)
@@ -307,7 +307,7 @@ def test_ctrl_c_while_writing_leaves_no_trace(tmp_path: Path, monkeypatch: pytes
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "_seal", interrupt)
+    monkeypatch.setattr(sealed, "seal", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 20)
     assert names(tmp_path) == ["step_000010"] and latest_checkpoint(tmp_path) == good
@@ -333,7 +333,7 @@ def test_a_full_disk_is_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_sync", full)
+    monkeypatch.setattr(sealed, "sync", full)
     with pytest.raises(RunError, match="the disk is full; free some space"):
         save(tmp_path, 20)
     assert names(tmp_path) == []

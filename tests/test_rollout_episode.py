@@ -25,7 +25,6 @@ from fakes import (
 from palestra.engine.base import Completion
 from palestra.engine.scripted import ScriptedEngine
 from palestra.env.base import StepResult
-from palestra.errors import ConfigError
 from palestra.rollout.episode import Limits, SamplingConfig, run_episode
 from palestra.rollout.seeds import noise_key
 from palestra.types import StopReason, Task
@@ -273,13 +272,13 @@ def test_an_engine_that_fails_or_aborts_is_an_outage():
     assert "aborted" in play(StepsEnv(DONE), None, engine=Aborts([], WordTokenizer())).error
 
 
-def test_a_mistake_of_the_user_is_no_outage_it_stops_the_run():
+def test_an_answer_of_the_wrong_type_fails_this_episode_and_says_what_was_expected():
     class ReturnsTuple(StepsEnv):
         def step(self, action):
             return ("obs", 1.0)
 
-    with pytest.raises(ConfigError, match=r"ReturnsTuple\.step returned tuple; it must return StepResult"):
-        play(ReturnsTuple(), [[X, END]])
+    episode = play(ReturnsTuple(), [[X, END]])
+    assert episode.error == "env.step: TypeError: ReturnsTuple.step returned tuple; it must return StepResult"
 
 
 @pytest.mark.parametrize("env", [StepsEnv(DONE), StepsEnv(RuntimeError("x"))], ids=["fine", "raises"])

@@ -23,6 +23,7 @@ from rich.console import Console
 from palestra import config as configuration
 from palestra.errors import UserError
 from palestra.run.progress import Progress, clock, number
+from palestra.verbs_data import data_app, rewards_app
 
 C = TypeVar("C", bound=configuration.Config)
 
@@ -33,6 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(rewards_app, name="rewards")
+app.add_typer(data_app, name="data")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The config file.")]
 Overrides = Annotated[
@@ -65,6 +69,7 @@ def demo(
     out: Out = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="RL steps (default: as many as the demo needs).")] = None,
+    resume: Resume = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -72,9 +77,9 @@ def demo(
     with _told(debug):
         from palestra.train.demo import run_demo
 
-        where = out or _fresh(Path("runs/demo"))
+        where = out or (_latest(Path("runs/demo")) if resume else _fresh(Path("runs/demo")))
         with _progress(quiet) as progress:
-            summary = run_demo(where, seed=seed, steps=steps, progress=progress)
+            summary = run_demo(where, seed=seed, steps=steps, progress=progress, resume=resume)
         _done(where, summary, quiet)
 
 
@@ -100,6 +105,56 @@ def sft(
 
         with _progress(quiet) as progress:
             summary = train_sft(settings, progress=progress, resume=resume)
+        _done(Path(settings.out), summary, quiet)
+
+
+@app.command()
+def prefer(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Learn from preferences: DPO, IPO, KTO, SimPO, ORPO."""
+    with _told(debug):
+        from palestra.train.preference_config import PreferConfig
+
+        settings = _load(config, overrides, out, PreferConfig)
+        if dry_run:
+            _plan(settings)
+            return
+        from palestra.train.prefer import train_prefer
+
+        with _progress(quiet) as progress:
+            summary = train_prefer(settings, progress=progress, resume=resume)
+        _done(Path(settings.out), summary, quiet)
+
+
+@app.command("reward-model")
+def reward_model(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train a model that scores replies, on pairs."""
+    with _told(debug):
+        from palestra.train.preference_config import RewardModelConfig
+
+        settings = _load(config, overrides, out, RewardModelConfig)
+        if dry_run:
+            _plan(settings)
+            return
+        from palestra.train.reward_model import train_reward_model
+
+        with _progress(quiet) as progress:
+            summary = train_reward_model(settings, progress=progress, resume=resume)
         _done(Path(settings.out), summary, quiet)
 
 
@@ -177,11 +232,27 @@ def view(
             console.print(show_group(group))
 
 
+@app.command()
+def doctor(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, finished or running.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the alarms as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say what looks sick in a run: since when, what usually causes it, what to change."""
+    with _told(debug):
+        from palestra.run.doctor import diagnose
+        from palestra.train.config import RAILS
+
+        diagnosis = diagnose(run, rails=RAILS)
+        typer.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False) if as_json else diagnosis.text())
+
+
 def main() -> None:
     """Entry point of the command ``palestra``."""
-    # Threads that spin while they wait make a busy machine up to a hundred times slower, and win nothing
-    # measurable on a quiet one; torch reads this once, when it is first imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Between two small kernels a thread that sleeps is woken too late (decoding takes almost twice as long), and one
+    # that spins without end makes a busy machine many times slower. GNU's OpenMP reads this once, at torch's import.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     app()
 
 
@@ -237,6 +308,15 @@ def _fresh(path: Path) -> Path:
         n += 1
         candidate = path.with_name(f"{path.name}-{n}")
     return candidate
+
+
+def _latest(path: Path) -> Path:
+    """The last of ``path``, path-2, path-3, … that exists, or ``path``."""
+    following = _fresh(path)
+    if following == path:
+        return path
+    n = int(following.name.rpartition("-")[2]) - 1
+    return path if n == 1 else path.with_name(f"{path.name}-{n}")
 
 
 def _done(where: Path, summary: Mapping[str, Any], quiet: bool) -> None:

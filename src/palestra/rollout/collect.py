@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from dataclasses import dataclass, field, replace
 
 from palestra.errors import ConfigError, EngineError, UserError
+from palestra.rollout.failures import Budget, Failures, Kind, kind_of, reason_of
 from palestra.types import Episode, Group, Task
 
 Rollout = Callable[[Task, int, int], Awaitable[Episode]]
@@ -25,16 +26,20 @@ async def collect(
     max_staleness: int = 0,
     version: Callable[[], int] = lambda: 0,
     stall_timeout_s: float | None = None,
+    failures: Failures | None = None,
 ) -> AsyncGenerator[Group, None]:
     """Run ``group_size`` episodes of every draw and yield each group when it is complete, in order of completion.
 
     At most ``concurrency`` episodes run at once; draws are taken from the iterable only as room appears. A failed
-    episode is tried ``retries`` times more, then kept with its ``error``: its siblings go on. What learning should
-    leave out is marked in ``Episode.info``: ``excluded`` (why; on every good episode of a group that has fewer than
-    ``min_group`` of them) and ``stale`` (sampled more than ``max_staleness`` versions before ``version()``: it
-    still serves the baseline). ``info`` also holds ``staleness`` and ``attempts``.
+    episode is tried at most ``retries`` times more, as its kind of failure and the budget of the call allow (see
+    ``failures.py``), then kept with its ``error``: its siblings go on. What learning should leave out is marked in
+    ``Episode.info``: ``excluded`` (why; on every good episode of a group that has fewer than ``min_group`` of them)
+    and ``stale`` (sampled more than ``max_staleness`` versions before ``version()``: it still serves the baseline).
+    ``info`` also holds ``staleness``, ``attempts`` and, for a failed one, ``failure`` (its reason, to be counted).
 
-    Raises EngineError, naming the task, when an episode is out for longer than ``stall_timeout_s``. Use it inside
+    failures: what failed in a row, to be kept over several calls. Raises RolloutError, with the commonest reason, when
+    nothing succeeds any more; EngineError, naming the task, when an episode is out for longer than
+    ``stall_timeout_s``. Use it inside
     ``contextlib.aclosing``: when the consumer stops or is cancelled, every running episode is cancelled and
     awaited.
     """
@@ -44,16 +49,21 @@ async def collect(
     clock = asyncio.get_running_loop().time
     todo = _members(draws, group_size)
     running: dict[asyncio.Task[Episode], _Slot] = {}
+    budget, failures = Budget(), failures or Failures()
+    ended = _InOrder(failures, clock)
     try:
         while True:
-            while len(running) < concurrency and (slot := next(todo, None)) is not None:
-                slot.since = clock()
-                running[asyncio.create_task(_attempts(rollout, slot, retries))] = slot
+            while len(running) < failures.room(concurrency) and (slot := next(todo, None)) is not None:
+                slot.since, slot.number = clock(), ended.begin()
+                budget.earn()
+                work = _attempts(rollout, slot, retries, budget, failures.pause_s())
+                running[asyncio.create_task(work)] = slot
             if not running:
                 return
             for task in await _some(running, stall_timeout_s):
                 slot = running.pop(task)
-                slot.draw.episodes[slot.member] = task.result()
+                episode = slot.draw.episodes[slot.member] = task.result()
+                ended.end(slot.number, episode)
                 if len(slot.draw.episodes) == group_size:
                     group = _finish(slot.draw, min_group, max_staleness, version())
                     left = clock()
@@ -81,6 +91,27 @@ class _Slot:
     draw: _Draw
     member: int
     since: float = 0.0
+    number: int = 0
+
+
+class _InOrder:
+    """Tells how episodes ended in the order they began: quick failures must not pass for a row of failures while
+    slow successes are still under way."""
+
+    def __init__(self, failures: Failures, clock: Callable[[], float]) -> None:
+        self._failures, self._clock = failures, clock
+        self._begun, self._told = 0, 0
+        self._ended: dict[int, Episode] = {}
+
+    def begin(self) -> int:
+        self._begun += 1
+        return self._begun - 1
+
+    def end(self, number: int, episode: Episode) -> None:
+        self._ended[number] = episode
+        while (earlier := self._ended.pop(self._told, None)) is not None:
+            self._told += 1
+            self._failures.add(earlier, self._clock())
 
 
 def _members(draws: Iterable[tuple[int, Task]], group_size: int) -> Iterator[_Slot]:
@@ -90,20 +121,40 @@ def _members(draws: Iterable[tuple[int, Task]], group_size: int) -> Iterator[_Sl
             yield _Slot(draw, member)
 
 
-async def _attempts(rollout: Rollout, slot: _Slot, retries: int) -> Episode:
+async def _attempts(rollout: Rollout, slot: _Slot, retries: int, budget: Budget, pause_s: float) -> Episode:
     """One episode, tried again after a failure that a second try may not meet."""
+    if pause_s:
+        await asyncio.sleep(pause_s)
+    attempt = 1
+    while True:
+        episode = await _once(rollout, slot)
+        kind = kind_of(episode)
+        info = {**episode.info, "attempts": attempt} | ({"failure": reason_of(episode)} if kind else {})
+        episode = replace(episode, member=slot.member, info=info)
+        # A hung step ends its episode with what was played, as TOOL_FAILURE: that is an outcome, not to be repeated.
+        again = kind is not None and episode.error is not None and kind is not Kind.PERMANENT
+        if kind is None or not again or attempt > retries or not budget.spend():
+            return episode
+        await asyncio.sleep(kind.wait_s(attempt))
+        attempt += 1
+
+
+async def _once(rollout: Rollout, slot: _Slot) -> Episode:
     task, draw, member = slot.draw.task, slot.draw.number, slot.member
-    for attempt in range(1, retries + 2):
-        try:
-            episode = await rollout(task, draw, member)
-        except UserError:
+    try:
+        episode = await rollout(task, draw, member)
+        if not isinstance(episode, Episode):
+            raise TypeError(f"returned {type(episode).__name__}, not an Episode")
+        return episode
+    except UserError:
+        raise
+    except asyncio.CancelledError:
+        waiting = asyncio.current_task()
+        if waiting is not None and waiting.cancelling():
             raise
-        except Exception as problem:
-            episode = Episode(task, error=f"rollout: {type(problem).__name__}: {' '.join(str(problem).split())}")
-        episode = replace(episode, member=member, info={**episode.info, "attempts": attempt})
-        if episode.error is None or episode.info.get("permanent"):
-            break
-    return episode
+        return Episode(task, error="rollout: CancelledError: something inside the episode cancelled it")
+    except Exception as problem:
+        return Episode(task, error=f"rollout: {type(problem).__name__}: {' '.join(str(problem).split())}")
 
 
 async def _some(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import math
 import time
@@ -20,7 +19,7 @@ from palestra.chat.base import Renderer
 from palestra.config import Config
 from palestra.engine.base import Completion, Engine, SamplingParams
 from palestra.env.base import Action, Env, Observation, StepResult
-from palestra.errors import ConfigError, PalestraError, UserError
+from palestra.errors import PalestraError, UserError
 from palestra.rollout.seeds import noise_key
 from palestra.rollout.view import View
 from palestra.rollout.worker import EnvThread
@@ -277,11 +276,11 @@ class _Played:
         begin = time.perf_counter()
         limit = min(self.limits.step_timeout_s, self._time_left())
         try:
-            answer = await _within(limit, _plain_or_async(self._thread, call))
+            answer = await _within(limit, self._thread.call(call))
         finally:
             self.timings["env_s"] += time.perf_counter() - begin
         if not isinstance(answer, kind):
-            raise ConfigError(
+            raise TypeError(
                 f"{type(self.env).__name__}.{what} returned {type(answer).__name__}; it must return {kind.__name__}"
             )
         return answer
@@ -295,17 +294,11 @@ class _Played:
         aclose = getattr(self.env, "aclose", None)
         try:
             if aclose is not None:
-                await _within(self.limits.step_timeout_s, _plain_or_async(self._thread, aclose))
+                await _within(self.limits.step_timeout_s, self._thread.call(aclose))
         except Exception as problem:
             self.info["close_error"] = _one_line(problem)
         finally:
             self._thread.close()
-
-
-async def _plain_or_async(thread: EnvThread, call: Callable[[], Any]) -> Any:
-    """Await an async method; run a plain one on the environment's thread, since it may block."""
-    result = call() if inspect.iscoroutinefunction(call) else await thread.call(call)
-    return await result if inspect.isawaitable(result) else result
 
 
 async def _within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:

@@ -26,6 +26,8 @@ METRICS: dict[str, str] = {
     "train/grad_norm": "gradient norm before clipping, averaged over the step's updates",
     "train/clip_fraction": "share of trained tokens whose ratio was clipped",
     "train/ratio_mean": "mean ratio pi/pi_old over trained tokens; near 1",
+    "train/ratio_min": "smallest such ratio, before any clip",
+    "train/ratio_max": "largest such ratio, before any clip",
     "train/ratio_first_step_max": "largest |ratio - 1| in the step's first update; not 0: sampler and trainer differ",
     "train/entropy": "mean entropy of the policy at trained tokens, in nats",
     "train/tokens": "tokens trained on in the step",
@@ -99,6 +101,7 @@ FAMILIES: dict[str, str] = {
     "eval/reward/": "the same on held-out tasks",
     "eval/stop/": "share of held-out episodes that ended for this reason",
     "rollout/stop/": "share of episodes that ended for this reason",
+    "rollout/error/": "episodes that failed for this reason",
 }
 
 

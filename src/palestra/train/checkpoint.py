@@ -5,21 +5,18 @@
       config.json  model.safetensors  …     or adapter_config.json  adapter_model.safetensors
       trainer/state.json                    counters, cursors: whatever is plain JSON
       trainer/state.pt                      optimizer, scheduler, RNG: whatever holds tensors
-      COMPLETE                              step, and size and SHA-256 of every file; written last
+      COMPLETE                              step, score, size and SHA-256 of every file; written last
 
 A process may be killed at any instruction: what exists then is the previous checkpoint, whole, and at worst a
-hidden directory without its mark, which is never loaded and is removed by the next save.
+hidden directory without its mark, which is never loaded and is removed by the next save. How: ``sealed.py``.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import math
-import os
 import random
-import re
 import shutil
 import warnings
 from collections import OrderedDict
@@ -38,10 +35,8 @@ from palestra.config import FORMAT
 from palestra.errors import RunError
 from palestra.model.loading import one_line, quiet
 from palestra.model.lora import is_adapter, quiet_peft
-
-MARK = "COMPLETE"
-_NAME = re.compile(r"step_(\d{6,})(\.old)?")
-_ASIDE = ".writing-"
+from palestra.train import sealed
+from palestra.train.sealed import ASIDE, MARK, clean_leftovers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +57,11 @@ def save_checkpoint(
     tokenizer: Any,
     trainer_state: Mapping[str, object],
     keep_last: int | None = 2,
+    keep_best: int = 0,
+    score: float | None = None,
 ) -> Path:
-    """Write ``directory/step_<step>`` and return it; afterwards only the ``keep_last`` newest are kept (None = all).
+    """Write ``directory/step_<step>`` and return it; afterwards only the ``keep_last`` newest (None = all) and the
+    ``keep_best`` of highest ``score`` are kept. score: how good this one is, None where nobody measured.
 
     ``trainer_state`` may hold what JSON and tensors can say: None, bool, int, float, str, lists, tuples, dicts,
     tensors; anything else is a TypeError that names the key, for loading it would mean running code.
@@ -72,57 +70,69 @@ def save_checkpoint(
     directory = Path(directory)
     if keep_last is not None and keep_last < 1:
         raise RunError(f"keep_last is {keep_last}; keep at least 1 checkpoint, or None for all")
+    if score is not None and not math.isfinite(score):
+        score = None
     plain, rich = _split(trainer_state)
     target = directory / f"step_{step:06d}"
-    aside = directory / f"{_ASIDE}{target.name}"
+    aside = directory / f"{ASIDE}{target.name}"
     with _told(target):
         directory.mkdir(parents=True, exist_ok=True)
         clean_leftovers(directory)
         try:
             (aside / "trainer").mkdir(parents=True)
             _save_weights(model, tokenizer, aside)
-            _write(aside / "trainer" / "state.json", json.dumps({"format": FORMAT, "step": step, "state": plain}))
+            text = json.dumps({"format": FORMAT, "step": step, "state": plain})
+            sealed.write(aside / "trainer" / "state.json", text)
             with (aside / "trainer" / "state.pt").open("wb") as file:
                 torch.save(rich, file)
-            _seal(aside, step)
-            _swap(aside, target)
+            sealed.seal(aside, step, score)
+            sealed.swap(aside, target)
         except BaseException:
             # Ctrl-C included: what is half-written must not stay.
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        _prune(directory, target, keep_last)
+        sealed.prune(directory, target, keep_last, keep_best)
     return target
 
 
 def latest_checkpoint(directory: Path | str) -> Path | None:
-    """The complete checkpoint with the highest step, or None. Incomplete ones are named in a warning and passed over.
+    """The newest checkpoint that is whole, checksums compared, or None where none was ever finished.
 
-    Reads only, so that looking at a run never disturbs one that is being written.
+    Those passed over are named in a warning: unfinished ones, and damaged ones with the damaged file. Raises RunError
+    when there are finished ones and all are damaged: to begin anew is for a person to decide. Reads only, so that
+    looking at a run never disturbs one that is being written.
     """
     directory = Path(directory)
     if not directory.is_dir():
         return None
-    found = _checkpoints(directory)
-    broken = sorted(p.name.removeprefix(_ASIDE) for p in directory.glob(f"{_ASIDE}*"))
-    broken += sorted(p.name for p in found if not _complete(p))
-    if broken:
-        warnings.warn(f"{directory}: incomplete, not used: {', '.join(broken)}", stacklevel=2)
-    whole = [p for p in found if _complete(p)]
-    return whole[-1] if whole else None
+    every = sealed.in_order(directory)
+    unfinished = sorted(p.name.removeprefix(ASIDE) for p in directory.glob(f"{ASIDE}*"))
+    unfinished += [p.name for p in every if not (p / MARK).is_file()]
+    damaged, found = [], None
+    for path in (p for p in reversed(every) if (p / MARK).is_file()):
+        file = sealed.damage(path)
+        if file is None:
+            found = path
+            break
+        damaged.append(f"{path.name} ({file} is missing or damaged)")
+    if damaged and found is None:
+        raise RunError(
+            f"{directory}: no checkpoint is whole: {', '.join(damaged)}; "
+            "put back a copy, or remove the directory to start again"
+        )
+    passed = [f"incomplete, not used: {', '.join(unfinished)}"] if unfinished else []
+    if damaged:
+        passed.append(f"damaged, not used: {', '.join(damaged)}; going back to {found.name if found else None}")
+    if passed:
+        warnings.warn(f"{directory}: {'; '.join(passed)}", stacklevel=2)
+    return found
 
 
-def clean_leftovers(directory: Path | str) -> None:
-    """Remove what a killed save left behind. Only for the process that owns the run."""
+def best_checkpoint(directory: Path | str) -> Path | None:
+    """The whole checkpoint of the highest score, checksums compared, or None where none has a score."""
     directory = Path(directory)
-    for path in directory.glob(f"{_ASIDE}*"):
-        shutil.rmtree(path)
-    for path in directory.glob("step_*.old"):
-        current = path.with_suffix("")
-        if _complete(current):
-            shutil.rmtree(path)
-        elif not current.exists():
-            # Killed between the two renames of a swap: the old one is the only one, and gets its name back.
-            path.rename(current)
+    scored = sealed.best(directory) if directory.is_dir() else []
+    return next((path for path in scored if sealed.damage(path) is None), None)
 
 
 def load_checkpoint(path: Path | str, *, verify: bool = True) -> CheckpointState:
@@ -130,14 +140,11 @@ def load_checkpoint(path: Path | str, *, verify: bool = True) -> CheckpointState
     path = Path(path)
     if not (path / MARK).is_file():
         raise RunError(f"{path} is no complete checkpoint: it has no {MARK} mark; resume from an earlier one")
-    mark = json.loads((path / MARK).read_text(encoding="utf-8"))
-    if mark.get("format") != FORMAT:
-        raise RunError(f"{path} has checkpoint format {mark.get('format')}; this version reads format {FORMAT}")
-    if verify:
-        for name, seal in mark["files"].items():
-            file = path / name
-            if not file.is_file() or _digest(file) != seal["sha256"]:
-                raise RunError(f"{file} is missing or damaged; resume from an earlier checkpoint")
+    if (version := _format(path)) != FORMAT:
+        raise RunError(f"{path} has checkpoint format {version}; this version reads format {FORMAT}")
+    if (file := sealed.damage(path, deep=verify)) is not None:
+        raise RunError(f"{path / file} is missing or damaged; resume from an earlier checkpoint")
+    mark = sealed.read_mark(path)
     plain = json.loads((path / "trainer" / "state.json").read_text(encoding="utf-8"))["state"]
     # weights_only: tensors and plain containers, never code.
     rich = torch.load(path / "trainer" / "state.pt", map_location="cpu", weights_only=True)
@@ -258,74 +265,12 @@ def _is_json(value: object) -> bool:
     return type(value) in (type(None), bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
-def _seal(folder: Path, step: int) -> None:
-    """Force every file to disk, then write the mark: if the mark is there, so is everything it lists."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    seals = {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in files}
-    for path in files:
-        _sync(path)
-    _write(folder / MARK, json.dumps({"format": FORMAT, "step": step, "files": seals}, indent=1))
-    _sync(folder / MARK)
-    for path in {folder, *(p.parent for p in files)}:
-        _sync(path)
-
-
-def _swap(aside: Path, target: Path) -> None:
-    """Give the finished directory its name. An existing one steps back first, and keeps its mark until then."""
-    old = target.with_name(target.name + ".old")
-    if target.exists() and _complete(target):
-        target.rename(old)
-    elif target.exists():
-        shutil.rmtree(target)
-    aside.rename(target)
-    _sync(target.parent)
-    if old.exists():
-        shutil.rmtree(old)
-
-
-def _prune(directory: Path, newest: Path, keep_last: int | None) -> None:
-    if keep_last is None:
-        return
-    others = [p for p in _checkpoints(directory) if p != newest and _complete(p)]
-    for path in others[: max(0, len(others) - (keep_last - 1))]:
-        # The name goes first: a deletion that is cut short must not look like a checkpoint.
-        doomed = path.rename(directory / f"{_ASIDE}removing-{path.name}")
-        shutil.rmtree(doomed)
-
-
-def _checkpoints(directory: Path) -> list[Path]:
-    """Every directory with a checkpoint's name, oldest first; a stepped-back one ranks below its successor."""
-    named = [(m, p) for p in directory.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
-    return [p for m, p in sorted(named, key=lambda pair: (int(pair[0][1]), pair[0][2] is None))]
-
-
-def _complete(path: Path) -> bool:
-    """Marked, and every file has its size. Checksums are compared on loading: they cost a read of everything."""
-    if not (path / MARK).is_file():
-        return False
+def _format(path: Path) -> Any:
+    """The format a mark claims; ours where it cannot be read, which the seal will tell."""
     try:
-        files = json.loads((path / MARK).read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError):
-        return False
-    sizes = {name: seal["bytes"] for name, seal in files.items()}
-    return all((path / n).is_file() and (path / n).stat().st_size == size for n, size in sizes.items())
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return json.loads((path / MARK).read_text(encoding="utf-8"))["format"]
+    except (ValueError, KeyError, TypeError):
+        return FORMAT
 
 
 @contextmanager
@@ -344,6 +289,7 @@ def _told(target: Path) -> Iterator[None]:
 
 __all__ = [
     "CheckpointState",
+    "best_checkpoint",
     "clean_leftovers",
     "latest_checkpoint",
     "load_checkpoint",

@@ -10,10 +10,8 @@ from pydantic import Field
 
 from palestra.config import Config
 from palestra.engine.local import EngineConfig
-from palestra.errors import ConfigError
-from palestra.learn.advantage import ADVANTAGES
-from palestra.learn.kl import KL_ESTIMATORS
-from palestra.learn.loss import LOSSES, LossConfig, check_clip
+from palestra.errors import ConfigError, unknown
+from palestra.learn.klcontrol import KLControlConfig
 from palestra.learn.update import UpdateConfig
 from palestra.model.lora import LoraConfig
 from palestra.rollout.episode import Limits, SamplingConfig
@@ -100,7 +98,8 @@ class TrainSettings(OptimConfig):
     """The reinforcement-learning loop: ``steps`` of ``tasks_per_step`` groups each.
 
     concurrency: episodes that run at once. retries: for episodes that fail. save_every, dump_every: steps
-    between checkpoints and between rollout files (0 = only at the end).
+    between checkpoints and between rollout files (0 = only at the end). keep_last: newest checkpoints that stay.
+    keep_best: beside them, those with the highest accuracy of ``eval.every``.
     """
 
     steps: int = Field(default=100, ge=1)
@@ -110,12 +109,35 @@ class TrainSettings(OptimConfig):
     max_staleness: int = Field(default=0, ge=0, le=0)
     save_every: int = Field(default=50, ge=0)
     keep_last: int = Field(default=2, ge=1)
+    keep_best: int = Field(default=0, ge=0)
     dump_every: int = Field(default=10, ge=0)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {"advantage": "group_zscore", "loss": "clip", "kl": "k3", "reduction": "sequence_mean"},
-    "grpo_no_std": {"advantage": "group_mean", "loss": "clip", "kl": "k3", "reduction": "sequence_mean"},
+    # Williams 1992. token_mean: one divisor for all tokens, so the direction is that of summed log-probs.
+    "reinforce": dict(advantage="reinforce_baseline", loss="reinforce", kl_coef=0.0, reduction="token_mean"),
+    # arXiv:2402.14740, with the KL in the reward; the clip does nothing in the first update of a step.
+    "rloo": dict(advantage="rloo", loss="clip", kl="k1", kl_in="reward", reduction="token_mean"),
+    # arXiv:2501.03262, both: KL per token in the reward, or k2 in the loss beside a group baseline.
+    "reinforce_pp": dict(advantage="reinforce_pp", loss="clip", kl="k1", kl_in="reward", reduction="token_mean"),
+    "reinforce_pp_baseline": dict(advantage="reinforce_pp_baseline", loss="clip", kl="k2", reduction="token_mean"),
+    # arXiv:2402.03300.
+    "grpo": dict(advantage="group_zscore", loss="clip", kl="k3", reduction="sequence_mean"),
+    "grpo_no_std": dict(advantage="group_mean", loss="clip", kl="k3", reduction="sequence_mean"),
+    # arXiv:2503.20783: neither the deviation nor an answer's own length divides.
+    "dr_grpo": dict(advantage="group_mean", loss="clip", kl_coef=0.0, reduction="constant"),
+    # arXiv:2503.14476.
+    "dapo": dict(
+        advantage="group_zscore", loss="clip", clip_low=0.2, clip_high=0.28, kl_coef=0.0, reduction="token_mean"
+    ),
+    # arXiv:2507.18071, section 5.1: the ratio of a whole sequence moves in thousandths.
+    "gspo": dict(
+        advantage="group_zscore", loss="gspo", clip_low=3e-4, clip_high=4e-4, kl_coef=0.0, reduction="sequence_mean"
+    ),
+    # arXiv:2506.13585: no lower bound; the upper one is that of arXiv:2510.13786, a weight of at most 5.
+    "cispo": dict(
+        advantage="group_zscore", loss="cispo", clip_low=1.0, clip_high=4.0, kl_coef=0.0, reduction="token_mean"
+    ),
 }
 """Algorithms as data: a preset names its parts, and every part can be overridden one by one."""
 
@@ -123,11 +145,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 class AlgorithmConfig(UpdateConfig):
     """What is learned from a group. ``preset`` names a set of parts; the other keys override its parts.
 
-    group_size (alias ``num_generations``): episodes per task.
+    group_size (alias ``num_generations``): episodes per task. kl_control: lets ``kl_coef`` follow the measured KL, from
+    its value on; left out, it stays.
     """
 
+    shorthand: ClassVar[str | None] = "preset"
     preset: str = "grpo"
-    group_size: int = Field(default=8, validation_alias=pydantic.AliasChoices("group_size", "num_generations"))
+    group_size: int = Field(default=8, ge=1, validation_alias=pydantic.AliasChoices("group_size", "num_generations"))
+    kl_control: KLControlConfig | None = None
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -135,26 +160,18 @@ class AlgorithmConfig(UpdateConfig):
         given = {"preset": value} if isinstance(value, str) else dict(value)
         name = given.get("preset", "grpo")
         if name not in PRESETS:
-            from palestra.errors import unknown
-
             raise ConfigError(unknown("algorithm preset", str(name), PRESETS))
         return PRESETS[name] | given
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> AlgorithmConfig:
-        for table, name in ((ADVANTAGES, self.advantage), (LOSSES, self.loss), (KL_ESTIMATORS, self.kl)):
-            table[name]  # raises with the list of names
-        if self.group_size < 2:
+        if self.group_size < self.min_group:
             raise ConfigError(
-                f"algorithm.group_size is {self.group_size}: a group needs at least 2 episodes, because the "
-                "advantage compares an episode with its siblings; use 4 to 16"
+                f"algorithm.group_size is {self.group_size}: a group needs at least {self.min_group} episodes, because "
+                "the advantage compares an episode with its siblings; use 4 to 16"
             )
-        if (self.reduction == "constant") != (self.reduction_divisor is not None):
-            raise ConfigError(
-                "algorithm.reduction=constant and algorithm.reduction_divisor go together: set the divisor, for "
-                "example to episodes per step × token limit, or choose sequence_mean or token_mean"
-            )
-        check_clip(LossConfig(clip_low=self.clip_low, clip_high=self.clip_high))
+        if self.kl_control is not None and not self.kl_coef:
+            raise ConfigError("algorithm.kl_control changes a KL coefficient that is 0; set algorithm.kl_coef")
         return self
 
 
@@ -190,6 +207,11 @@ class TaskConfig(Config):
     limits: Limits = Field(default_factory=Limits)
     engine: EngineConfig = EngineConfig()
 
+    @property
+    def episode_tokens(self) -> int:
+        """What an episode may sample at most."""
+        return min(self.limits.max_tokens, self.limits.max_turns * self.sampling.max_new_tokens)
+
 
 class RLConfig(TaskConfig):
     """``palestra rl``: an optional supervised warm-up, then reinforcement learning."""
@@ -200,6 +222,14 @@ class RLConfig(TaskConfig):
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
     trackers: tuple[str, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _fill_divisor(self) -> RLConfig:
+        """A constant divisor is the same for all steps, so it comes from the limits and not from what was sampled."""
+        if self.algorithm.reduction == "constant" and self.algorithm.divisor_tokens is None:
+            filled = self.algorithm.model_copy(update={"divisor_tokens": float(self.episode_tokens)})
+            object.__setattr__(self, "algorithm", filled)  # the tree is frozen from here on
+        return self
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> RLConfig:

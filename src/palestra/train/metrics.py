@@ -41,6 +41,8 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
         }
         stops = Counter(e.stop.value for e in good)
         out |= {f"rollout/stop/{name}": count / len(good) for name, count in sorted(stops.items())}
+    failures = Counter(str(e.info["failure"]) for e in every if "failure" in e.info)
+    out |= {f"rollout/error/{reason}": float(count) for reason, count in sorted(failures.items())}
     if rewards:
         out |= {"train/reward": float(np.mean(rewards)), "train/reward_std": float(np.std(rewards))}
     if metric in parts:

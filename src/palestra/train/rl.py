@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from palestra.model.loading import LoadedModel
 from palestra.model.lora import add_lora
 from palestra.rollout.collect import collect
 from palestra.rollout.dump import write_rollouts
+from palestra.rollout.failures import Failures
 from palestra.run.directory import Run, check_free
+from palestra.run.health import Watch
 from palestra.run.progress import Progress
 from palestra.train import setup, sft
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
-from palestra.train.config import RLConfig, learning_rate
+from palestra.train.config import RAILS, RLConfig, learning_rate
 from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics
 from palestra.types import Group
 
@@ -79,6 +82,8 @@ class RLTrainer:
         self.config, self.run_dir, self.progress = config, run, progress
         self.loaded, self.world, self.demonstrations = prepared.loaded, prepared.world, prepared.demonstrations
         self.checkpoints = run.path / "checkpoints"
+        tell = partial(progress.note, warning=True)
+        self.health = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=tell)
         found = latest_checkpoint(self.checkpoints) if resume else None
         model = restore_model(found, self.loaded.model) if found else self.loaded.model
         if config.lora is not None and found is None:
@@ -88,6 +93,8 @@ class RLTrainer:
         self._timings: dict[str, float] = {}
         self._resume, self._resumed = resume, found
         self.facts: dict[str, Any] = {}
+        self.failures = Failures()
+        self._score: float | None = None
         self.engine = setup.make_engine(config, model, self.world.renderer)
         self.results: dict[str, dict[str, Any] | None] = {}
         self._updating = False
@@ -135,7 +142,7 @@ class RLTrainer:
             if every and step % every == 0:
                 self.engine.load_weights(self.model, self.version)
                 metrics |= eval_metrics(asyncio.run(self._play_held_out(self.config.eval.curve_size)))
-            self.run_dir.log(step, metrics, phase="sft")
+            self._log(step, metrics, "sft")
             self.progress.update(step, metrics)
             at = step
 
@@ -191,7 +198,7 @@ class RLTrainer:
                 at = self.steps_done
                 if settings.every and at % settings.every == 0 and at < steps:
                     metrics |= eval_metrics(await self._play_held_out(settings.curve_size))
-                self.run_dir.log(at, metrics, phase="rl")
+                self._log(at, metrics, "rl")
                 self.progress.update(at, metrics)
                 if self.config.train.save_every and at % self.config.train.save_every == 0 and at < steps:
                     self.save()
@@ -242,6 +249,7 @@ class RLTrainer:
             retries=config.train.retries,
             max_staleness=config.train.max_staleness,
             version=lambda: self.version,
+            failures=self.failures,
         )
         async with aclosing(groups):
             done = [group async for group in groups]
@@ -257,7 +265,7 @@ class RLTrainer:
         self.progress.phase(phase, total=1)
         result = await self._play_held_out(size)
         metrics = eval_metrics(result)
-        self.run_dir.log(self.steps_done, metrics, phase="rl")
+        self._log(self.steps_done, metrics, "rl")
         self.progress.update(1, metrics)
         self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {result.examples} held-out tasks")
         return result.to_dict()
@@ -291,6 +299,8 @@ class RLTrainer:
                 tokenizer=self.loaded.tokenizer,
                 trainer_state=state,
                 keep_last=self.config.train.keep_last,
+                keep_best=self.config.train.keep_best,
+                score=self._score,
             )
 
     def _dump(self, groups: Sequence[Group], rows: Rows) -> None:
@@ -301,6 +311,11 @@ class RLTrainer:
                 groups,
                 advantages_by_trajectory(groups, rows),
             )
+
+    def _log(self, step: int, metrics: dict[str, float], phase: str) -> None:
+        self.health.observe(step, metrics, phase=phase)
+        self._score = metrics.get("eval/accuracy") if phase == "rl" else None
+        self.run_dir.log(step, metrics, phase=phase)
 
     def _rate(self, kind: Any) -> float:
         optim = self.config.warmup if kind == "sft" else self.config.train
@@ -319,6 +334,7 @@ class RLTrainer:
             summary[f"accuracy_{name}"] = result["accuracy"] if result else None
             summary[f"format_{name}"] = result["format_rate"] if result else None
             summary[f"eval_{name}"] = result
+        summary["alarms"] = len(self.health.monitor.alarms)
         summary["seconds"] = time.perf_counter() - self._began
         summary["checkpoint"] = str(latest_checkpoint(self.checkpoints))
         self.run_dir.write_summary(summary)

@@ -7,6 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from palestra.learn.policy import Policy
 from palestra.learn.update import linear_schedule, make_optimizer
 from palestra.model.lora import add_lora, is_adapter
 from palestra.run.directory import Run
+from palestra.run.health import Watch
 from palestra.run.interrupt import deferred
 from palestra.run.progress import Progress
 from palestra.train import setup
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
-from palestra.train.config import SFTConfig, SFTSettings, learning_rate
+from palestra.train.config import RAILS, SFTConfig, SFTSettings, learning_rate
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -153,6 +155,7 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
         policy = make_policy(model, config.sft, reference=False)
         optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
+        watch = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=partial(progress.note, warning=True))
         done = 0
         if found:
             done = restore_trainer(found, optimizer, scheduler)
@@ -177,6 +180,7 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
         def on_step(step: int, metrics: dict[str, float]) -> None:
             nonlocal at, last
             at, last = step, metrics
+            watch.observe(step, metrics, phase="sft")
             run.log(step, metrics, phase="sft")
             progress.update(step, metrics)
             if config.save_every and step % config.save_every == 0 and step < steps:
