@@ -136,16 +136,18 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "dump_every": "Steps between rollout files; the first and the last step always have one.",
     },
     AlgorithmConfig: {
-        "preset": "`grpo` or `grpo_no_std`: names a set of parts, see below.",
-        "group_size": "Episodes per task (also `num_generations`); at least 2.",
+        "preset": "Names a set of parts, see below.",
+        "group_size": "Episodes per task (also `num_generations`); at least 2 where the advantage compares siblings.",
     },
     UpdateConfig: {
-        "advantage": "`group_zscore` or `group_mean`, or your own.",
+        "advantage": "`group_zscore`, `group_mean`, `group_mean_batch_std`, `rloo`, `rloo_zscore`, `reinforce`, "
+        "`reinforce_baseline`, `reinforce_pp`, `reinforce_pp_baseline`, or your own.",
         "advantage_eps": "Added to the deviation of a group.",
-        "loss": "`clip`, or your own.",
-        "clip_low": "The ratio counts from 1 − clip_low.",
+        "loss": "`clip`, `reinforce`, `gspo`, `gspo_token`, `cispo`, or your own.",
+        "clip_low": "The ratio counts from 1 − clip_low; 1 = no lower bound.",
         "clip_high": "The ratio counts up to 1 + clip_high.",
-        "kl": "Estimator of the KL term: `k1`, `k2` or `k3`.",
+        "kl": "Estimator of the KL term: `k2` or `k3` in the loss, `k1` in the reward (or in the loss with "
+        "`kl_importance`).",
         "updates_per_batch": "Passes over the same rows, each one optimiser step.",
         "reduction": "`sequence_mean` (per episode, then over episodes), `token_mean` or `constant`.",
         "micro_batch_tokens": "Bounds the memory of one forward and backward pass; does not change the result.",

@@ -251,10 +251,10 @@ def test_an_unknown_part_of_the_algorithm_is_refused(part: str) -> None:
 
 
 def test_a_constant_divisor_is_named_exactly_when_it_is_used() -> None:
-    assert "reduction_divisor" in refusal("algorithm.reduction=constant")
-    assert "reduction_divisor" in refusal("algorithm.reduction_divisor=64")
-    algorithm = config("a", "algorithm.reduction=constant", "algorithm.reduction_divisor=64").algorithm
-    assert (algorithm.reduction, algorithm.reduction_divisor) == ("constant", 64)
+    assert config("a", "algorithm.reduction=constant").algorithm.divisor_tokens
+    assert "divisor_tokens" in refusal("algorithm.divisor_tokens=64")
+    algorithm = config("a", "algorithm.reduction=constant", "algorithm.divisor_tokens=64").algorithm
+    assert (algorithm.reduction, algorithm.divisor_tokens) == ("constant", 64)
 
 
 def test_a_clip_range_without_effect_is_refused() -> None:

@@ -51,7 +51,8 @@ def pack_linears(model: nn.Module) -> list[PackedLinear]:
 
 def _supported(weight: Tensor) -> bool:
     ops: Any = torch.ops.mkldnn
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
+    backend: Any = torch.backends.mkldnn
+    if weight.device.type != "cpu" or not backend.is_available() or not backend.enabled:
         return False
     if not hasattr(ops, "_linear_pointwise") or not hasattr(ops, "_reorder_linear_weight"):
         return False

@@ -290,7 +290,7 @@ def pack(
         return torch.as_tensor(np.concatenate(parts), dtype=torch.long, device=device)
 
     predicting = ints(predict)
-    scored, score_at = predicting.unique(return_inverse=True)
+    scored, score_at = torch.unique(predicting, return_inverse=True)
     return Batch(
         tokens=torch.as_tensor(tokens, dtype=torch.long, device=device)[None],
         positions=torch.as_tensor(positions, dtype=torch.long, device=device)[None],

@@ -6,14 +6,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from palestra.errors import ModelError
 from palestra.learn.batch import Batch
+from palestra.learn.entropy import entropy as entropy_of
 from palestra.model import attention
 from palestra.model.lora import Reference, trainable_parameters
+
+WithEntropy = Literal[False, "value", "gradient"]
 
 
 class Policy:
@@ -61,10 +65,15 @@ class Policy:
                     module.eval()
 
     def logprobs(
-        self, batch: Batch, *, temperature: float = 1.0, dropout: bool = False, entropy: bool = False
+        self,
+        batch: Batch,
+        *,
+        temperature: float = 1.0,
+        dropout: bool = False,
+        entropy: WithEntropy = False,
     ) -> tuple[Tensor, Tensor | None]:
         """log-softmax(logits / T) of the batch's targets, (M,) in float32 at least; with ``entropy`` also the
-        full distribution's entropy at each of them in nats (no gradient)."""
+        full distribution's entropy at each of them in nats, as a plain value or with its gradient."""
         return self._run(self.model, batch, temperature, dropout, entropy)
 
     @torch.no_grad()
@@ -83,7 +92,7 @@ class Policy:
             return self._run(self.model, batch, temperature, dropout=False, entropy=False)[0]
 
     def _run(
-        self, model: nn.Module, batch: Batch, temperature: float, dropout: bool, entropy: bool
+        self, model: nn.Module, batch: Batch, temperature: float, dropout: bool, entropy: WithEntropy
     ) -> tuple[Tensor, Tensor | None]:
         cast = torch.autocast(self.device.type, self.compute_dtype) if self.compute_dtype is not None else nullcontext()
         batch.dropout = dropout
@@ -103,6 +112,8 @@ class Policy:
         picked = scaled[at, batch.targets] - log_z[at]
         if not entropy:
             return picked, None
+        if entropy == "gradient":
+            return picked, entropy_of(logits, temperature)[at]
         with torch.no_grad():
             probs = (scaled - log_z[:, None]).exp()
             # A banned token's logit is -inf, and 0 · -inf would be NaN; its share of the entropy is 0.

@@ -82,8 +82,11 @@ def _rl(config: RLConfig) -> list[str]:
     divisor = {
         "sequence_mean": "each episode's own trained tokens, then the number of episodes",
         "token_mean": "all trained tokens of the step",
-        "constant": "a constant",
+        "constant": f"the step's episodes × {algorithm.divisor_tokens} tokens",
     }[algorithm.reduction]
+    kl = "no KL term, no reference in memory"
+    if algorithm.kl_coef:
+        kl = f"KL {algorithm.kl} × {algorithm.kl_coef:g} in the {algorithm.kl_in}"
     tasks = "endless" if world.tasks.size is None else f"{world.tasks.size:,}"
     lines = [
         f"model: {trainable_report(model)}",
@@ -93,8 +96,7 @@ def _rl(config: RLConfig) -> list[str]:
         f"the run: {train.steps} steps, {train.steps * episodes:,} episodes, "
         f"{train.steps * algorithm.updates_per_batch:,} optimiser steps at learning rate {rate:g} "
         f"({round(train.steps * train.warmup_ratio)} warm-up steps, then linear to 0)",
-        f"loss: {algorithm.advantage}, {algorithm.loss}, divided by {divisor}; "
-        + (f"KL {algorithm.kl} × {algorithm.kl_coef:g}" if algorithm.kl_coef else "no KL term, no reference in memory"),
+        f"loss: {algorithm.advantage}, {algorithm.loss}, divided by {divisor}; {kl}",
         f"memory: about {memory / _GIB:.1f} GiB for an update of {algorithm.micro_batch_tokens:,} tokens",
     ]
     if config.warmup is not None:

@@ -25,6 +25,7 @@ from palestra.errors import RunError
 from palestra.eval.evaluate import EvalResult, evaluate
 from palestra.learn import batch as learn_batch
 from palestra.learn.batch import Rows, Sample
+from palestra.learn.klcontrol import KLController
 from palestra.learn.policy import frozen_copy
 from palestra.learn.update import annotate, train_step
 from palestra.model.loading import LoadedModel
@@ -95,6 +96,8 @@ class RLTrainer:
         self.facts: dict[str, Any] = {}
         self.failures = Failures()
         self._score: float | None = None
+        control = config.algorithm.kl_control
+        self.kl = KLController(control, config.algorithm.kl_coef) if control is not None else None
         self.engine = setup.make_engine(config, model, self.world.renderer)
         self.results: dict[str, dict[str, Any] | None] = {}
         self._updating = False
@@ -164,6 +167,8 @@ class RLTrainer:
             self.steps_done = sft.restore_trainer(self._resumed, self.optimizer, self.scheduler)
             state: Any = load_checkpoint(self._resumed)
             self.cursor = Cursor.from_dict(state.trainer["cursor"])
+            if self.kl is not None:
+                self.kl.load_state_dict(state.trainer["kl"])
             self.version = self.steps_done
             self.results = dict(state.trainer["results"])
             # Step 0 is the evaluation before, which is played again when nothing else was done.
@@ -191,7 +196,7 @@ class RLTrainer:
         if self.steps_done == 0:
             self.results["before"] = await self.evaluate(settings.size, "evaluation before")
             self.save()
-        self.progress.phase("RL (GRPO)", total=steps, done=self.steps_done)
+        self.progress.phase(f"RL ({self.config.algorithm.preset})", total=steps, done=self.steps_done)
         try:
             while self.steps_done < steps:
                 metrics = await self.step()
@@ -217,15 +222,18 @@ class RLTrainer:
             groups, cursor = await self._collect()
         with self._timed("time/reward_s"):
             groups = [await self.world.rubric.score(group) for group in groups]
-        temperature = self.config.sampling.temperature
+        temperature, algorithm = self.config.sampling.temperature, self.config.algorithm
+        if self.kl is not None:
+            algorithm = algorithm.model_copy(update={"kl_coef": self.kl.coef})
         with self._timed("time/reference_s"):
-            rows = learn_batch.rows(groups)
-            rows = annotate(self.policy, rows, self.config.algorithm, temperature=temperature)
+            rows = learn_batch.rows(groups, min_group=algorithm.min_group)
+            rows = annotate(self.policy, rows, algorithm, temperature=temperature)
         self._updating = True
         with self._timed("time/update_s"):
-            learned = train_step(
-                self.policy, self.optimizer, self.scheduler, rows, self.config.algorithm, temperature=temperature
-            )
+            learned = train_step(self.policy, self.optimizer, self.scheduler, rows, algorithm, temperature=temperature)
+        learned["train/kl_coef"] = algorithm.kl_coef
+        if self.kl is not None:
+            self.kl.update(learned.get("train/kl"))
         with self._timed("time/sync_s"):
             self.version += 1
             self.engine.load_weights(self.model, self.version)
@@ -290,6 +298,7 @@ class RLTrainer:
             cursor=self.cursor.to_dict(),
             version=self.version,
             results=self.results,
+            kl=self.kl.state_dict() if self.kl is not None else None,
         )
         with self._timed("time/checkpoint_s"):
             return save_checkpoint(
