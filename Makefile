@@ -6,7 +6,11 @@ BIN = $(VENV)/bin
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format clean
+# Environments of the peers, for `make bench-full` and `make bench-learn`; `python -m bench` says how to install them.
+PALESTRA_PEERS ?= /tmp/peers
+BENCH = $(BIN)/python -m bench --peers $(PALESTRA_PEERS) --resume
+
+.PHONY: demo test test-slow bench bench-full bench-learn check format clean
 
 demo: $(VENV)/.palestra
 	$(BIN)/palestra demo
@@ -16,6 +20,17 @@ test: $(VENV)/.palestra-dev
 
 test-slow: $(VENV)/.palestra-dev
 	$(BIN)/python -m pytest -q -m slow
+
+# Ours, transformers and the machine's ceilings; then everything, and what trains to an accuracy. Each goes on where it
+# was cut; take its file away to begin anew.
+bench: $(VENV)/.palestra-dev
+	$(BENCH) core --against hf --repeats 2 --json bench/results/bench.json
+
+bench-full: $(VENV)/.palestra-dev
+	$(BENCH) full --json bench/results/full.json --page docs/performance.md
+
+bench-learn: $(VENV)/.palestra-dev
+	$(BENCH) learn --json bench/results/learn.json
 
 check: $(VENV)/.palestra-dev
 	$(BIN)/ruff format --check .
