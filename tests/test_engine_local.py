@@ -281,6 +281,16 @@ def test_greedy_members_are_computed_once() -> None:
     assert len({tuple(tokens_of(s)) for s in said}) == 1
 
 
+def test_many_prompts_with_a_common_beginning_and_little_room_a_pass_all_get_an_answer() -> None:
+    """A session may copy the common beginning long before its own tokens are filled."""
+    model, head = make_model(), prompt(40)
+    asked = [np.concatenate([head, prompt(12, seed=100 + i)]).astype(np.int32) for i in range(40)]
+    with engine_on(model, prefill_tokens=16) as engine:
+        said = ask_all(engine, asked, max_new_tokens=3)
+    for question, answer in zip(asked, said, strict=True):
+        np.testing.assert_allclose(logprobs_of(answer), forced(model, question, answer), atol=1e-5)
+
+
 def test_a_long_prompt_is_filled_in_portions() -> None:
     model, asked = make_model(), prompt(50)
     with engine_on(model, prefill_tokens=16) as engine:

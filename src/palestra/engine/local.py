@@ -253,8 +253,10 @@ class LocalEngine:
     def _forward(self, schedule: Schedule) -> Tensor:
         """Run the rows of a schedule; returns the logits (N, V) of its decode rows."""
         slots = [*(s for s, _, _ in schedule.fills), *(r.slot for r in schedule.sampling)]
-        if slots:
-            self._store.reserve(1 + max(s.number for s in slots), 1 + max(len(s.tokens) for s in slots))
+        # A slot may be given keys now and its own tokens in a later pass, when there is room for them.
+        touched = [*slots, *(target for _, target, _, _ in schedule.copies)]
+        if touched:
+            self._store.reserve(1 + max(s.number for s in touched), 1 + max(len(s.tokens) for s in touched))
         for source, target, start, end in schedule.copies:
             self._store.copy(source.number, target.number, start, end)
         if not slots:

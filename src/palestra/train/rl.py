@@ -275,7 +275,12 @@ class RLTrainer:
         metrics = eval_metrics(result)
         self._log(self.steps_done, metrics, "rl")
         self.progress.update(1, metrics)
-        self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {result.examples} held-out tasks")
+        counted = result.examples - result.errors
+        self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks")
+        if result.errors:
+            error = next(e.error for g in result.groups for e in g.episodes if e.error is not None)
+            said = f"{phase}: {result.errors} of {result.examples} episodes failed and do not count, one by {error}"
+            self.progress.note(said, warning=True)
         return result.to_dict()
 
     async def _play_held_out(self, size: int) -> EvalResult:
