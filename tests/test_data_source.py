@@ -77,6 +77,6 @@ def test_an_empty_list_an_unknown_source_split_or_option_is_refused() -> None:
 
 def test_every_built_in_source_is_registered_and_is_a_source() -> None:
     files = {"gsm8k", "jsonl", "math", "stream", "table"}
-    assert {"arithmetic", "curriculum", "word_problems"} | files == set(SOURCES)
+    assert {"arithmetic", "curriculum", "word_problems"} | files <= set(SOURCES)
     source: TaskSource = make_source("word_problems", split="test", seed=4)
     assert len(source.take(Cursor(), 3)[0]) == 3

@@ -255,12 +255,13 @@ async def sleepy_async() -> str:
 @pytest.mark.parametrize("function", [sleepy, sleepy_async])
 def test_a_hung_tool_costs_its_timeout(function: Any) -> None:  # et-006
     RELEASED.clear()
+    before = set(threading.enumerate())
     start = time.monotonic()
     result = run(function, {}, timeout_s=0.1)
     assert time.monotonic() - start < 3
     assert result.text == f"Error: tool {function.__name__} timed out after 0.1 s"
     assert result.fatal is None
-    left = [t for t in threading.enumerate() if t.name.startswith("palestra-")]
+    left = [t for t in threading.enumerate() if t.name.startswith("palestra-") and t not in before]
     assert all(t.daemon for t in left)
     RELEASED.set()
     for thread in left:
