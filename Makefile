@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Environments of the peers, for `make bench-full` and `make bench-learn`; `python -m bench` says how to install them.
-PALESTRA_PEERS ?= /tmp/peers
+PALESTRA_PEERS ?= bench/.peers
 BENCH = $(BIN)/python -m bench --peers $(PALESTRA_PEERS) --resume
 
 .PHONY: demo test test-slow bench bench-full bench-learn check format clean
