@@ -76,7 +76,7 @@ def trainer_of(config: RLConfig, *, endless: bool = False) -> RLTrainer:
     if endless:
         made = replace(made, world=replace(made.world, renderer=Unstopped(made.world.renderer)))
     trainer = RLTrainer(made, Run(scratch(), ()), progress=Progress(quiet=True))
-    trainer._begin_rl()
+    trainer.begin_rl()
     return trainer
 
 

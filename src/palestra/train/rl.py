@@ -111,7 +111,7 @@ class RLTrainer:
             self._listen_to_canary()
             if self._resumed is None and self.config.warmup is not None:
                 self._warm_up()
-            self._begin_rl()
+            self.begin_rl()
             asyncio.run(self._loop())
         finally:
             self.engine.close()
@@ -156,7 +156,7 @@ class RLTrainer:
             save_checkpoint(kept, at, model=self.model, tokenizer=self.loaded.tokenizer, trainer_state=state)
             raise
 
-    def _begin_rl(self) -> None:
+    def begin_rl(self) -> None:
         """The reference is the policy after the warm-up, before the first update."""
         config = self.config
         self.policy = sft.make_policy(self.model, config.train, reference=self._reference())
