@@ -8,6 +8,7 @@ imported when the verb runs, so that ``palestra --help`` is quick.
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import traceback
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.console import Console
@@ -95,17 +96,8 @@ def sft(
 ) -> None:
     """Fine-tune on demonstrations."""
     with _told(debug):
-        from palestra.train.config import SFTConfig
-
-        settings = _load(config, overrides, out, SFTConfig)
-        if dry_run:
-            _plan(settings)
-            return
-        from palestra.train.sft import train_sft
-
-        with _progress(quiet) as progress:
-            summary = train_sft(settings, progress=progress, resume=resume)
-        _done(Path(settings.out), summary, quiet)
+        given = _Given(config, overrides, out, dry_run, quiet)
+        _perform("palestra.train.config:SFTConfig", "palestra.train.sft:train_sft", given, resume=resume)
 
 
 @app.command()
@@ -120,17 +112,10 @@ def prefer(
 ) -> None:
     """Learn from preferences: DPO, IPO, KTO, SimPO, ORPO."""
     with _told(debug):
-        from palestra.train.preference_config import PreferConfig
-
-        settings = _load(config, overrides, out, PreferConfig)
-        if dry_run:
-            _plan(settings)
-            return
-        from palestra.train.prefer import train_prefer
-
-        with _progress(quiet) as progress:
-            summary = train_prefer(settings, progress=progress, resume=resume)
-        _done(Path(settings.out), summary, quiet)
+        given = _Given(config, overrides, out, dry_run, quiet)
+        _perform(
+            "palestra.train.preference_config:PreferConfig", "palestra.train.prefer:train_prefer", given, resume=resume
+        )
 
 
 @app.command("reward-model")
@@ -145,17 +130,13 @@ def reward_model(
 ) -> None:
     """Train a model that scores replies, on pairs."""
     with _told(debug):
-        from palestra.train.preference_config import RewardModelConfig
-
-        settings = _load(config, overrides, out, RewardModelConfig)
-        if dry_run:
-            _plan(settings)
-            return
-        from palestra.train.reward_model import train_reward_model
-
-        with _progress(quiet) as progress:
-            summary = train_reward_model(settings, progress=progress, resume=resume)
-        _done(Path(settings.out), summary, quiet)
+        given = _Given(config, overrides, out, dry_run, quiet)
+        _perform(
+            "palestra.train.preference_config:RewardModelConfig",
+            "palestra.train.reward_model:train_reward_model",
+            given,
+            resume=resume,
+        )
 
 
 @app.command()
@@ -170,17 +151,8 @@ def rl(
 ) -> None:
     """Improve a model by reinforcement learning on episodes."""
     with _told(debug):
-        from palestra.train.config import RLConfig
-
-        settings = _load(config, overrides, out, RLConfig)
-        if dry_run:
-            _plan(settings)
-            return
-        from palestra.train.rl import train_rl
-
-        with _progress(quiet) as progress:
-            summary = train_rl(settings, progress=progress, resume=resume)
-        _done(Path(settings.out), summary, quiet)
+        given = _Given(config, overrides, out, dry_run, quiet)
+        _perform("palestra.train.config:RLConfig", "palestra.train.rl:train_rl", given, resume=resume)
 
 
 @app.command("eval")
@@ -194,17 +166,8 @@ def evaluate(
 ) -> None:
     """Measure a model on held-out tasks."""
     with _told(debug):
-        from palestra.train.config import EvalConfig
-
-        settings = _load(config, overrides, out, EvalConfig)
-        if dry_run:
-            _plan(settings)
-            return
-        from palestra.train.evaluation import run_eval
-
-        with _progress(quiet) as progress:
-            summary = run_eval(settings, progress=progress)
-        _done(Path(settings.out), summary, quiet)
+        given = _Given(config, overrides, out, dry_run, quiet)
+        _perform("palestra.train.config:EvalConfig", "palestra.train.evaluation:run_eval", given)
 
 
 @app.command()
@@ -299,6 +262,32 @@ def _plan(settings: configuration.Config) -> None:
 
 def _progress(quiet: bool) -> Progress:
     return Progress(Console(highlight=False), quiet=quiet)
+
+
+class _Given(NamedTuple):
+    """What was asked of a verb with a config."""
+
+    config: Path
+    overrides: list[str] | None
+    out: Path | None
+    dry_run: bool
+    quiet: bool
+
+
+def _perform(settings_at: str, loop_at: str, given: _Given, **options: bool) -> None:
+    """What the verbs with a config do: load it, and print its plan or run its loop (both as ``module:name``)."""
+    settings = _load(given.config, given.overrides, given.out, _named(settings_at))
+    if given.dry_run:
+        _plan(settings)
+        return
+    with _progress(given.quiet) as progress:
+        summary = _named(loop_at)(settings, progress=progress, **options)
+    _done(Path(settings.out), summary, given.quiet)
+
+
+def _named(at: str) -> Any:
+    module, name = at.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _fresh(path: Path) -> Path:

@@ -8,7 +8,6 @@ turn; the members of a group fill their prompt once. One thread owns the engine;
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from palestra.engine.packing import pack_linears
 from palestra.engine.rows import Rows
 from palestra.engine.sampling import sample, uniform
 from palestra.engine.scheduler import Request, Schedule, Scheduler
+from palestra.engine.skeleton import copy_weights, skeleton
 from palestra.engine.stops import StopFinder
 from palestra.engine.store import ROW_MULTIPLE, SlotPlan, SlotStore, round_up
 from palestra.errors import ConfigError, EngineError
@@ -104,7 +104,7 @@ class LocalEngine:
     ) -> None:
         self.config = config or EngineConfig()
         self._decode, self._version = decode, version
-        self._model = _skeleton(model, self.config.dtype)
+        self._model = skeleton(model, self.config.dtype)
         self._packed = pack_linears(self._model) if self.config.pack_weights else []
         self._device = next(self._model.parameters()).device
         text_config = attention.hf_model(self._model).config.get_text_config()
@@ -166,7 +166,7 @@ class LocalEngine:
                 self._take_inbox()
                 while self._scheduler:
                     self._step()
-            _copy_weights(policy, self._model)
+            copy_weights(policy, self._model)
             for linear in self._packed:
                 linear.forget()
             self._version = version
@@ -252,7 +252,8 @@ class LocalEngine:
     @torch.inference_mode()
     def _forward(self, schedule: Schedule) -> Tensor:
         """Run the rows of a schedule; returns the logits (N, V) of its decode rows."""
-        slots = [*(s for s, _, _ in schedule.fills), *(r.slot for r in schedule.sampling)]
+        sampling = schedule.sampling
+        slots = [*(s for s, _, _ in schedule.fills), *(r.slot for r in sampling)]
         # A slot may be given keys now and its own tokens in a later pass, when there is room for them.
         touched = [*slots, *(target for _, target, _, _ in schedule.copies)]
         if touched:
@@ -272,11 +273,11 @@ class LocalEngine:
         )
         for slot, _, end in schedule.fills:
             slot.cached = end
-        for request in schedule.sampling:
+        for request in sampling:
             request.slot.cached += 1
         self._stats.passes += 1
         self._stats.prefill_tokens += sum(end - start for _, start, end in schedule.fills)
-        self._stats.decode_tokens += len(schedule.sampling)
+        self._stats.decode_tokens += len(sampling)
         self._stats.decode_rows += len(schedule.decodes)
         logits: Tensor = out.logits[0]
         return logits
@@ -351,32 +352,6 @@ class LocalEngine:
         for request in list(scheduler.active):
             scheduler.finish(request)
         scheduler.invalidate()
-
-
-def _skeleton(model: nn.Module, dtype: str) -> nn.Module:
-    """A second module tree over the same parameters: ``train()``, dropout or ``disable_adapter()`` on the
-    trainer's side do not reach it. With another dtype the parameters are a converted copy."""
-    attention.check_supported(model)
-    if dtype == "auto":
-        twin: nn.Module = copy.deepcopy(model, memo={id(p): p for p in model.parameters()})
-    else:
-        twin = copy.deepcopy(model).to(getattr(torch, dtype)).requires_grad_(requires_grad=False)
-    attention.use(twin)
-    return twin.eval()
-
-
-def _copy_weights(policy: Any, model: nn.Module) -> None:
-    """Copy into the engine's parameters those of ``policy`` that are not the very same tensors."""
-    if policy is None:
-        return
-    source = dict(policy.named_parameters())
-    own = dict(model.named_parameters())
-    if absent := [name for name in own if name not in source]:
-        raise EngineError(f"load_weights: the policy has no parameter {absent[0]!r}; it is not the engine's model")
-    with torch.no_grad():
-        for name, mine in own.items():
-            if source[name] is not mine:
-                mine.copy_(source[name])
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:

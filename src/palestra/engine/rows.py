@@ -16,7 +16,8 @@ class Rows:
     """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8.
 
     tokens, positions (N,). Keys are written as ``written`` (W,) says, an index into the rows, at ``slots`` and
-    ``places`` (W,): the row of twins is written to the slot of each. ``decoded``: the rows whose logits are wanted.
+    ``places`` (W,): the row of twins is written to the slot of each; None where every row is written once.
+    ``decoded``: the rows whose logits are wanted.
     """
 
     def __init__(self, schedule: Schedule, device: torch.device) -> None:
@@ -38,7 +39,8 @@ class Rows:
         writes += [(len(tokens) + i, 0, 0) for i in range(spare)]
         self.tokens = torch.tensor(tokens + [0] * spare, device=device)
         self.positions = torch.tensor(positions + [0] * spare, device=device)
-        self.written, self.slots, self.places = torch.tensor(writes, device=device).unbind(1)
+        written, self.slots, self.places = torch.tensor(writes, device=device).unbind(1)
+        self.written = written if len(writes) > count else None
         wanted = max(ROW_MULTIPLE, round_up(len(schedule.decodes), ROW_MULTIPLE))
         self.decoded = torch.tensor(
             [*range(first, first + len(schedule.decodes))] + [count - 1] * wanted, device=device

@@ -106,10 +106,10 @@ class Block:
 @dataclass(slots=True)
 class SlotPlan:
     """How one flat forward pass of the engine attends (an ``AttentionPlan``): rows ``written`` (W,) are stored in
-    ``slots`` at ``places``, then each block attends."""
+    ``slots`` at ``places`` (None: each row once), then each block attends."""
 
     store: SlotStore
-    written: Tensor
+    written: Tensor | None
     slots: Tensor
     places: Tensor
     blocks: list[Block]
@@ -127,7 +127,9 @@ class SlotPlan:
         sinks: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        rows = (key[0].transpose(0, 1)[self.written], value[0].transpose(0, 1)[self.written])
+        rows = (key[0].transpose(0, 1), value[0].transpose(0, 1))
+        if self.written is not None:
+            rows = (rows[0][self.written], rows[1][self.written])
         self.store.write(layer, self.slots, self.places, *rows)
         flat = query[0].transpose(0, 1)  # (N, H, D)
         out = flat.new_zeros(*flat.shape[:2], value.shape[-1])

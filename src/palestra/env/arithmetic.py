@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from typing import ClassVar
 
 from palestra.env.base import ENVS
 from palestra.env.tool_env import ToolEnv
@@ -68,6 +69,8 @@ def _number(value: float) -> float:
 class ArithmeticToolEnv(ToolEnv):
     """A :class:`ToolEnv` with ``add``, ``subtract``, ``multiply`` and ``divide``."""
 
+    functions: ClassVar[tuple[Callable[..., float], ...]] = (add, subtract, multiply, divide)
+
     def __init__(
         self,
         system: str | None = None,
@@ -75,18 +78,11 @@ class ArithmeticToolEnv(ToolEnv):
         max_result_chars: int = MAX_RESULT_CHARS,
         parallel: bool = False,
     ) -> None:
-        super().__init__([add, subtract, multiply, divide], system, timeout_s, max_result_chars, parallel)
+        super().__init__(self.functions, system, timeout_s, max_result_chars, parallel)
 
 
 @ENVS.register("pocket_calculator")
-class PocketCalculatorEnv(ToolEnv):
-    """A :class:`ToolEnv` whose only tool is ``calculate``: one operation a call, so most problems take turns."""
+class PocketCalculatorEnv(ArithmeticToolEnv):
+    """Its only tool is ``calculate``: one operation a call, so most problems take several turns."""
 
-    def __init__(
-        self,
-        system: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-        max_result_chars: int = MAX_RESULT_CHARS,
-        parallel: bool = False,
-    ) -> None:
-        super().__init__([calculate], system, timeout_s, max_result_chars, parallel)
+    functions = (calculate,)

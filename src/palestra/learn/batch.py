@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from palestra.learn.tree import Piece, layout, shared_beginnings
 from palestra.model.attention import attend
 from palestra.types import BoolArray, FloatArray, Group, IntArray, Trajectory
 
@@ -246,15 +247,6 @@ class Batch:
         return torch.cat(outs)[self.unpad][None]
 
 
-@dataclass(slots=True)
-class _Piece:
-    """Consecutive new tokens of one sample (or a shared prompt) and the flat rows they come after."""
-
-    tokens: IntArray
-    prefix: list[int]
-    start: int = 0
-
-
 def pack(
     data: Rows,
     weights: Sequence[PerToken],
@@ -264,7 +256,7 @@ def pack(
     device: torch.device | str = "cpu",
 ) -> Batch:
     """The samples at ``indices`` as one flat micro-batch, shared prompts stored once."""
-    pieces, order, row_of = _layout(data.samples, indices)
+    pieces, order, row_of = layout(data.samples, indices)
     count = sum(len(p.tokens) for p in pieces)
     segments, unpad = _segments(pieces, count)
     tokens = np.concatenate([p.tokens for p in pieces])
@@ -314,92 +306,9 @@ def _not_first(sample: Sample) -> BoolArray:
     return np.arange(len(sample.tokens)) > 0
 
 
-TRUNK = 32
-"""A prefix shared by a whole micro-batch (a system prompt with its tools) is stored once from this length on;
-a shorter one would save less than its kernels cost."""
-
-BRANCH = 16
-"""Members of a group that go on alike after their prompt share those tokens too when it saves at least this many."""
-
-
-def _layout(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[list[_Piece], list[int], list[list[int]]]:
-    """A tree: what all samples begin with, what a group begins with, and each way its members go on from there.
-
-    A token's hidden state depends on what stands before it and on nothing else, so equal beginnings are computed
-    once, sampled tokens included; the gradient is the sum over all who share them. Returns the pieces in flat order,
-    the samples in that order, and the flat row of each of a sample's tokens.
-    """
-    pieces: list[_Piece] = []
-    order: list[int] = []
-    row_of: list[list[int]] = []
-    count = 0
-
-    def add(tokens: IntArray, prefix: list[int]) -> list[int]:
-        nonlocal count
-        if not len(tokens):
-            return prefix
-        pieces.append(_Piece(tokens, prefix, count))
-        count += len(tokens)
-        return prefix + list(range(count - len(tokens), count))
-
-    def grow(members: Sequence[int], start: int, prefix: list[int]) -> None:
-        """One branch: what its members have in common from ``start`` on, then a branch for each way they part."""
-        end = _common(samples, members)
-        flat_rows = add(samples[members[0]].tokens[start:end], prefix)
-        for branch in _branches(samples, members, end):
-            if len(samples[branch[0]].tokens) == end:  # these members end here
-                order.extend(branch)
-                row_of.extend([flat_rows] * len(branch))
-            else:
-                grow(branch, end, flat_rows)
-
-    trunk, groups = _shared(samples, indices)
-    root = add(samples[indices[0]].tokens[:trunk], [])
-    for _, members in groups:
-        grow(members, trunk, root)
-    return pieces, order, row_of
-
-
-def _branches(samples: Sequence[Sample], members: Sequence[int], at: int) -> list[list[int]]:
-    """``members``, alike up to ``at``, by how they go on; those that would share too little stay apart."""
-    by_next: dict[int, list[int]] = {}
-    for i in members:
-        by_next.setdefault(int(samples[i].tokens[at]) if at < len(samples[i].tokens) else -1, []).append(i)
-    branches: list[list[int]] = []
-    for following, branch in by_next.items():
-        saved = (_common(samples, branch) - at) * (len(branch) - 1)
-        if following == -1 or saved >= BRANCH:
-            branches.append(branch)
-        else:
-            branches.extend([i] for i in branch)
-    return branches
-
-
-def _shared(samples: Sequence[Sample], indices: Sequence[int]) -> tuple[int, list[tuple[int, list[int]]]]:
-    """The length of the trunk, and per group that of its shared beginning (trunk included) with its members."""
-    groups: dict[str, list[int]] = {}
-    for i in indices:
-        groups.setdefault(samples[i].group, []).append(i)
-    trunk = _common(samples, indices) if len(groups) > 1 else 0
-    if trunk < TRUNK:
-        trunk = 0
-    return trunk, [(_common(samples, m) if len(m) > 1 else trunk, m) for m in groups.values()]
-
-
-def _common(samples: Sequence[Sample], members: Sequence[int]) -> int:
-    """How many leading tokens all members have in common."""
-    first = samples[members[0]].tokens
-    limit = len(first)
-    for i in members[1:]:
-        n = min(limit, len(samples[i].tokens))
-        same = samples[i].tokens[:n] == first[:n]
-        limit = n if same.all() else int(same.argmin())
-    return limit
-
-
-def _segments(pieces: Sequence[_Piece], count: int) -> tuple[list[Segment], Tensor]:
+def _segments(pieces: Sequence[Piece], count: int) -> tuple[list[Segment], Tensor]:
     """Pieces of like shape as padded blocks, and the index that turns their concatenation flat again."""
-    buckets: dict[tuple[int, int, bool], list[_Piece]] = {}
+    buckets: dict[tuple[int, int, bool], list[Piece]] = {}
     for piece in pieces:
         width = _bucket(len(piece.tokens))
         buckets.setdefault((width, _bucket(len(piece.prefix)), bool(piece.prefix)), []).append(piece)
@@ -433,7 +342,7 @@ def micro_batches(samples: Sequence[Sample], indices: Sequence[int], max_tokens:
     group, so the budget bounds what is really computed."""
     batch: list[int] = []
     size = 0
-    trunk, groups = _shared(samples, indices) if len(indices) else (0, [])
+    trunk, groups = shared_beginnings(samples, indices) if len(indices) else (0, [])
     for prompt, members in groups:
         opened = False
         for i in members:

@@ -16,6 +16,7 @@ METRICS: dict[str, str] = {
     "sft/learning_rate": "learning rate of the step",
     "sft/epoch": "passes over the demonstrations so far",
     "sft/grad_norm": "gradient norm before clipping",
+    "sft/updates_skipped": "1 when the step's gradient was not finite and was not applied",
     "train/loss": "loss of the step's first update, before any weight has moved",
     "train/reward": "mean weighted reward over scored episodes",
     "train/reward_std": "standard deviation of that reward",

@@ -130,9 +130,15 @@ def _step(
         total += float(loss.detach())
         tokens += sum(len(rows.samples[chosen[i]].tokens) for i in part)
     norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
-    if math.isfinite(norm):
+    finite = math.isfinite(norm)
+    if finite:
         optimizer.step()
-    return {"sft/loss": total, "sft/grad_norm": norm, "sft/tokens": float(tokens)}
+    return {
+        "sft/loss": total,
+        "sft/grad_norm": norm,
+        "sft/tokens": float(tokens),
+        "sft/updates_skipped": float(not finite),
+    }
 
 
 def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) -> dict[str, Any]:
@@ -148,9 +154,7 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
     steps = steps_of(config.sft, len(samples))
     checkpoints = Path(config.out) / "checkpoints"
     found = latest_checkpoint(checkpoints) if resume else None
-    model = restore_model(found, loaded.model) if found else loaded.model
-    if config.lora is not None and found is None:
-        model = add_lora(model, config.lora, seed=config.seed)
+    model = _model(config, loaded.model, found)
     rate, warning = learning_rate(config.sft, "sft", lora=is_adapter(model), from_scratch=config.model.from_scratch)
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
         policy = make_policy(model, config.sft, reference=False)
@@ -168,14 +172,8 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
 
         def save() -> Path:
             state = trainer_state(optimizer, scheduler, step=at)
-            return save_checkpoint(
-                checkpoints,
-                at,
-                model=model,
-                tokenizer=loaded.tokenizer,
-                trainer_state=state,
-                keep_last=config.keep_last,
-            )
+            things: Any = {"model": model, "tokenizer": loaded.tokenizer, "trainer_state": state}
+            return save_checkpoint(checkpoints, at, **things, keep_last=config.keep_last)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
             nonlocal at, last
@@ -200,6 +198,13 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
         }
         run.write_summary(summary)
     return summary
+
+
+def _model(config: SFTConfig, model: torch.nn.Module, found: Path | None) -> torch.nn.Module:
+    """The model as the checkpoint has it, or at the beginning, with a fresh adapter where one is asked for."""
+    if found is not None:
+        return restore_model(found, model)
+    return model if config.lora is None else add_lora(model, config.lora, seed=config.seed)
 
 
 def make_policy(model: torch.nn.Module, optim: Any, *, reference: bool | torch.nn.Module) -> Policy:
