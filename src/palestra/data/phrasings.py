@@ -84,6 +84,85 @@ TRAIN: tuple[Phrasing, ...] = (
         "{n} collects {a} {t} on each of {b} days and buys {c} more. All are put into {d} equal albums. How "
         "many {t} are in each album?",
     ),
+    (
+        ("add",),
+        "{n} found {b} {t} in the garden and put them with the {a} {t} in the box. How many {t} are in the box?",
+    ),
+    (("add",), "A basket held {a} {t}. Later {b} were added to it. How many {t} does the basket hold?"),
+    (("add",), "{b} {t} arrive at a shelf that carries {a} {t}. How many {t} are on the shelf then?"),
+    (("subtract",), "Of the {a} {t} in a crate, {b} are spoiled. How many {t} are good?"),
+    (("subtract",), "{n} wants {a} {t} and has found {b} so far. How many {t} are still missing?"),
+    (("multiply",), "Each of {a} pupils brings {b} {t}. How many {t} do they bring together?"),
+    (("multiply",), "A hall has {a} tables with {b} {t} on every table. How many {t} are in the hall?"),
+    (("divide",), "{a} {t} are divided fairly between {b} teams. How many {t} go to a team?"),
+    (
+        ("add", "multiply"),
+        "A farm has {a} brown and {b} white hens. Every hen sits on {c} {t}. How many {t} are under the hens?",
+    ),
+    (("add", "multiply"), "{a} men and {b} women each carry {c} {t}. How many {t} do they carry?"),
+    (
+        ("subtract", "multiply"),
+        "Of {a} lamps {b} are dark. Each of the others attracts {c} {t}. How many {t} do the lamps attract?",
+    ),
+    (
+        ("multiply", "subtract"),
+        "{n} prints {a} pages with {b} {t} on each and cuts out {c}. How many {t} are still on the pages?",
+    ),
+    (
+        ("multiply", "subtract"),
+        "A gardener sets {a} rows of {b} {t} and gives {c} away. How many {t} does the gardener keep?",
+    ),
+    (
+        ("multiply", "add"),
+        "{n} wins {a} {t} in each of {b} games and gets {c} {t} as a present. How many {t} does {n} have?",
+    ),
+    (
+        ("add", "divide"),
+        "{n} pours {a} old and {b} new {t} into a bowl. {c} cousins share them equally. How many {t} has each cousin?",
+    ),
+    (("subtract", "divide"), "{n} keeps {b} of {a} {t} and packs the rest into bags of {c}. How many bags are there?"),
+    (
+        ("subtract", "add"),
+        "A bus carried {a} {t}. {b} were unloaded at the first stop and {c} loaded at the second. How many {t} are on "
+        "the bus?",
+    ),
+    (
+        ("subtract", "subtract"),
+        "Out of {a} {t}, {b} were sold in the morning and {c} at night. How many {t} were kept?",
+    ),
+    (("divide", "multiply"), "{a} {t} fill {b} equal boxes. {n} takes {c} boxes. How many {t} does {n} take?"),
+    (
+        ("add", "multiply", "subtract"),
+        "{n} waters {a} trees and {b} bushes. Every plant bears {c} {t}, but birds take {d}. How many {t} remain?",
+    ),
+    (
+        ("add", "multiply", "add"),
+        "A ship has {a} cabins below and {b} cabins above. Each cabin holds {c} {t}, and the kitchen holds {d}. How "
+        "many {t} are on the ship?",
+    ),
+    (
+        ("multiply", "add", "subtract"),
+        "A machine makes {a} rows of {b} {t}. A worker adds {c} and takes away {d}. How many {t} are there now?",
+    ),
+    (
+        ("multiply", "subtract", "add"),
+        "{a} chests held {b} {t} each. {c} {t} were stolen, and later {d} were found. How many {t} are there now?",
+    ),
+    (
+        ("subtract", "multiply", "add"),
+        "Of {a} boats {b} stayed in the harbour. Every other boat caught {c} {t}, and a child caught {d}. How many {t} "
+        "were caught?",
+    ),
+    (
+        ("subtract", "multiply", "subtract"),
+        "{n} plants {a} seeds, and {b} of them die. Each of the others gives {c} {t}. {n} eats {d}. How many {t} are "
+        "left?",
+    ),
+    (
+        ("add", "add", "divide"),
+        "{n} has {a} {t}, Kim has {b} and Lou has {c}. They put them together and share them equally among {d} people. "
+        "How many {t} does each person get?",
+    ),
 )
 
 TEST: tuple[Phrasing, ...] = (

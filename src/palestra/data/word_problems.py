@@ -32,7 +32,7 @@ def problem(index: int, seed: int = 0, split: str = "train", max_operand: int = 
 
     >>> task = problem(3)
     >>> task.prompt, task.answer, task.meta["operations"]
-    ('A shop has 86 marbles. 80 are sold today. How many marbles remain in the shop?', 6, ('subtract',))
+    ('Ruth shares 50 buttons equally among 10 friends. How many buttons does each friend get?', 5, ('divide',))
     """
     rng = random.Random(f"word_problems/{seed}/{split}/{index}")
     phrasings = [p for p in (TRAIN if split == "train" else TRAIN + TEST) if len(p[0]) <= operations]
