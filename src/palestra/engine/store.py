@@ -90,8 +90,8 @@ class Block:
     length: int
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> Tensor:
-        """bool (S, 1, 1, Lq, length), True where a row may look; made once per pass and window."""
+    def hidden(self, window: int | None) -> Tensor:
+        """bool (S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
             query = self.positions[:, :, None]
@@ -99,7 +99,7 @@ class Block:
             if window is not None:
                 seen &= keys > query - window
             seen[..., 0] |= self.positions < 0  # a padded row looks at key 0, so that its softmax is finite
-            self.masks[window] = seen[:, None, None]
+            self.masks[window] = ~seen[:, None, None]
         return self.masks[window]
 
 
@@ -136,25 +136,32 @@ class SlotPlan:
         for block in self.blocks:
             keys = self.store.keys[layer][block.slots, :, : block.length]  # (S, Hkv, L, D)
             values = self.store.values[layer][block.slots, :, : block.length]
-            out[block.rows] = _grouped(flat[block.rows], keys, values, block.mask(window), scale, softcap, sinks)
+            out[block.rows] = _grouped(flat[block.rows], keys, values, block.hidden(window), scale, softcap, sinks)
         return out[None]
 
 
 def _grouped(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """query (S, Lq, H, D) against keys (S, Hkv, L, D) → (S, Lq, H, Dv).
+    """query (S, Lq, H, D) against keys (S, Hkv, L, D) → (S, Lq, H, Dv); ``hidden`` (S, 1, 1, Lq, L): may not look.
 
     The query heads that share a key head become rows of one matrix product, so keys are never repeated.
     """
     s, lq, h, d = query.shape
     hkv = keys.shape[1]
-    q = query.transpose(1, 2).reshape(s, hkv, (h // hkv) * lq, d)
-    scores = (q @ keys.transpose(-1, -2) * scale).view(s, hkv, h // hkv, lq, -1)
-    if sinks is not None:
-        sinks = sinks.view(hkv, h // hkv).flatten()
-        weights = masked_softmax(scores.flatten(1, 2), mask[:, 0], softcap=softcap, sinks=sinks).view_as(scores)
+    q = (query * scale).transpose(1, 2).reshape(s, hkv, (h // hkv) * lq, d)
+    scores = (q @ keys.transpose(-1, -2)).view(s, hkv, h // hkv, lq, -1)
+    if softcap is None and sinks is None and scores.dtype == torch.float32:
+        weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
     else:
-        weights = masked_softmax(scores, mask, softcap=softcap, sinks=None)
+        sinks = sinks.view(hkv, h // hkv).flatten() if sinks is not None else None
+        seen = ~hidden[:, 0]
+        weights = masked_softmax(scores.flatten(1, 2), seen, softcap=softcap, sinks=sinks).view_as(scores)
     mixed = weights.view(s, hkv, -1, weights.shape[-1]) @ values
     return mixed.view(s, h, lq, -1).transpose(1, 2)
