@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_templates import SMOLLM2, make_tokenizer
 
 from palestra.chat import PlainRenderer, PromptWarning, make_renderer
+from palestra.chat.base import fast_tokenizer, text_decoder, text_encoder
 from palestra.errors import ConfigError
+from palestra.model.tiny import calculator_tokenizer
 
 DIALOGUE: list[Any] = [
     {"role": "user", "content": "(3+4)*5\n"},
@@ -83,3 +86,22 @@ def test_tools_are_refused() -> None:
 def test_a_mistyped_option_names_the_right_one() -> None:
     with pytest.raises(ConfigError, match="did you mean 'extra_stop_token_ids'"):
         make_renderer("plain", make_tokenizer(None), extra_stop_tokens=(1,))
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_text_and_ids_are_those_of_the_tokenizer_by_the_short_way_and_by_the_long(short: bool) -> None:
+    tokenizer = calculator_tokenizer()
+    tokenizer.clean_up_tokenization_spaces = not short  # then transformers does more than the fast tokenizer
+    assert (fast_tokenizer(tokenizer) is not None) == short
+    text = "<call>add(1,2)</call>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert text_encoder(tokenizer)(text) == ids
+    ids.append(tokenizer.eos_token_id)
+    assert text_decoder(tokenizer)(np.array(ids, np.int32)) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_tokenizer_that_cuts_its_texts_is_not_taken_by_the_short_way() -> None:
+    tokenizer = calculator_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    assert fast_tokenizer(tokenizer) is None
+    assert len(text_encoder(tokenizer)("123456789")) == 9, "transformers lifts the limit when none is asked for"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palestra.chat.base import Parsed, Rendered
+from palestra.chat.base import Parsed, Rendered, text_decoder, text_encoder
 from palestra.errors import ConfigError
 from palestra.types import IntArray, Message
 
@@ -37,7 +37,8 @@ class PlainRenderer:
     """
 
     def __init__(self, tokenizer: Any, *, extra_stop_token_ids: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+        self._bos = tokenizer.bos_token_id
+        self._encode, self._decode = text_encoder(tokenizer), text_decoder(tokenizer)
         stops = (tokenizer.eos_token_id, *extra_stop_token_ids)
         self._stop_token_ids = list(dict.fromkeys(i for i in stops if i is not None))
         if getattr(tokenizer, "chat_template", None):
@@ -57,10 +58,9 @@ class PlainRenderer:
     ) -> Rendered:
         """The whole dialogue; ``add_generation_prompt`` adds nothing, since the protocol has no scaffolding."""
         body = self._contents(messages, tools)
-        bos = self._tokenizer.bos_token_id
-        if bos is None or body.token_ids[:1] == [bos]:
+        if self._bos is None or body.token_ids[:1] == [self._bos]:
             return body
-        return Rendered([bos, *body.token_ids], [-1, *body.message_indices], [False, *body.sampled_mask])
+        return Rendered([self._bos, *body.token_ids], [-1, *body.message_indices], [False, *body.sampled_mask])
 
     def parse_response(self, token_ids: Sequence[int]) -> Parsed:
         """The text without its end token. The protocol's calls are read by the environment, from the text."""
@@ -87,7 +87,7 @@ class PlainRenderer:
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> str:
         """Text, special tokens included."""
-        return str(self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=False))
+        return self._decode(token_ids)
 
     def _contents(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Rendered:
         if tools or any(m.get("tool_calls") for m in messages):
@@ -96,7 +96,7 @@ class PlainRenderer:
         owners: list[int] = []
         sampled: list[bool] = []
         for index, message in enumerate(messages):
-            piece = self._tokenizer.encode(message.get("content") or "", add_special_tokens=False)
+            piece = self._encode(message.get("content") or "")
             ids += piece
             owners += [index] * len(piece)
             sampled += [message.get("role") == "assistant"] * len(piece)

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from palestra.chat.base import Parsed, Rendered
+from palestra.chat.base import Parsed, Rendered, fast_tokenizer, text_decoder
 from palestra.chat.locate import Flat, Region, locate, masked, owners_of
 from palestra.chat.plain import PromptWarning
 from palestra.chat.probe import ASK, REPLY, Template
@@ -57,6 +57,7 @@ class ChatTemplateRenderer:
         if not getattr(tokenizer, "is_fast", False):
             raise ModelError("the chat renderer needs a fast tokenizer (one that reports character offsets)")
         self._tokenizer = tokenizer
+        self._decode = text_decoder(tokenizer)
         self._tools_mode = tools
         self._template = Template(tokenizer, template_options or {})
         self._checked_tools = False
@@ -134,7 +135,7 @@ class ChatTemplateRenderer:
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> str:
         """Text, special tokens included."""
-        return str(self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=False))
+        return self._decode(token_ids)
 
     # ── from messages to what the template gets ────────────────────────────────────────────────────────────
 
@@ -312,6 +313,9 @@ class ChatTemplateRenderer:
         return Rendered(ids, owners, [o in replies for o in owners])
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        if (fast := fast_tokenizer(self._tokenizer)) is not None:
+            direct = fast.encode(text, add_special_tokens=False)
+            return list(direct.ids), list(direct.offsets)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["input_ids"]), list(encoded["offset_mapping"])
 
