@@ -413,3 +413,33 @@ def test_an_environment_that_leaves_in_a_strange_way_ends_its_episode_not_the_ru
             raise raised
 
     assert play(Leaves(), [[X, END]]).error.startswith(f"env.step: RuntimeError: {type(raised).__name__}")
+
+
+@pytest.mark.parametrize("instant", [True, False])
+def test_an_environment_that_promises_never_to_block_is_called_where_the_episode_is_driven(instant: bool) -> None:
+    threads = []
+
+    class Noting(StepsEnv):
+        never_blocks = instant
+
+        def reset(self, task, *, seed):
+            threads.append(threading.current_thread())
+            return super().reset(task, seed=seed)
+
+        def step(self, action):
+            threads.append(threading.current_thread())
+            return super().step(action)
+
+    play(Noting(DONE), [[X, END]])
+    assert len(threads) == 2
+    assert all((thread is threading.current_thread()) == instant for thread in threads)
+
+
+def test_what_such_an_environment_raises_is_still_an_outage_of_its_episode_alone() -> None:
+    class Raising(StepsEnv):
+        never_blocks = True
+
+        def step(self, action):
+            raise ZeroDivisionError("oops")
+
+    assert play(Raising(DONE), [[X, END]]).error == "env.step: ZeroDivisionError: oops"

@@ -67,7 +67,12 @@ class StepResult:
 
 
 class Env(Protocol):
-    """One episode's environment. ``aclose`` is optional."""
+    """One episode's environment.
+
+    ``aclose`` is optional, and so is ``never_blocks = True``: a promise that ``reset`` and ``step`` are plain methods
+    which only compute, for microseconds. They are then called where the episodes are driven, and not on a thread of
+    their own, which costs more than they do; nothing could end one that hangs after all.
+    """
 
     def reset(self, task: Task, *, seed: int) -> Observation | Awaitable[Observation]: ...
 

@@ -47,6 +47,8 @@ class CalculatorEnv:
     {'final': 35}
     """
 
+    never_blocks = True
+
     def __init__(self, max_steps: int = 4) -> None:
         if max_steps < 1:
             raise ConfigError(f"calculator: max_steps is {max_steps}; it must be at least 1")
