@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from small_models import sample
 
-from palestra.errors import ConfigError
 from palestra.learn.advantage import ADVANTAGES, AdvantageConfig, same, score, score_parts, whiten
 from palestra.learn.batch import Rows, Sample
 from palestra.learn.gae import returns_to_go
-from palestra.learn.shaping import kl_penalties, overlong_penalty, paid_before, token_rewards, with_penalties
+from palestra.learn.shaping import kl_penalties, paid_before, token_rewards, with_penalties
 
 EPS = 1e-4
 
@@ -267,18 +266,3 @@ def test_kl_004_a_token_that_the_reference_bans_costs_nothing() -> None:
     for kl in ("k1", "k2", "k3"):
         penalty = kl_penalties(rows, kl, 1.0)[0]
         assert penalty[1] == 0.0 and np.isfinite(penalty).all() and penalty[2] > 0
-
-
-# Overlong --------------------------------------------------------------------------------------------------
-
-
-def test_the_price_of_an_overlong_answer_rises_linearly_over_the_buffer() -> None:
-    got = [overlong_penalty(n, limit=20480, buffer=4096) for n in (0, 16384, 16385, 18432, 20480, 30000)]
-    assert got == [0.0, 0.0, -1 / 4096, -0.5, -1.0, -1.0]
-    assert math.copysign(1, got[0]) == 1, "no minus zero in a log"
-
-
-@pytest.mark.parametrize("buffer", [0, 101])
-def test_an_overlong_buffer_that_does_not_fit_is_refused(buffer: int) -> None:
-    with pytest.raises(ConfigError, match="buffer"):
-        overlong_penalty(5, limit=100, buffer=buffer)

@@ -15,8 +15,14 @@ from palestra.train.config import PRESETS, AlgorithmConfig, RLConfig
 RL: dict[str, Any] = {"model": "builtin:calculator", "data": "arithmetic", "env": "calculator"}
 
 
+def taught(preset: str) -> dict[str, Any]:
+    """A config with a teacher where the preset learns from one."""
+    return RL | ({"teacher": "builtin:calculator"} if preset.startswith("distill") else {})
+
+
 def algorithm(*overrides: str, **base: Any) -> AlgorithmConfig:
-    return load(RL | base, [f"algorithm.{o}" for o in overrides], RLConfig).algorithm
+    named = next((o.removeprefix("preset=") for o in overrides if o.startswith("preset=")), base.get("algorithm", ""))
+    return load(taught(named) | base, [f"algorithm.{o}" for o in overrides], RLConfig).algorithm
 
 
 def refusal(*overrides: str) -> str:
@@ -39,7 +45,7 @@ def test_a_preset_expands_to_its_parts_and_each_can_be_overridden(name: str) -> 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_resolved_config_reads_back_as_itself_and_names_every_part(name: str, tmp_path: Any) -> None:
-    config = load(RL, [f"algorithm.preset={name}"], RLConfig)
+    config = load(taught(name), [f"algorithm.preset={name}"], RLConfig)
     text = dump(config)
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     assert load(tmp_path / "config.yaml", [], RLConfig) == config
@@ -54,8 +60,9 @@ def test_what_the_papers_say() -> None:
     assert (parts["gspo"].clip_low, parts["gspo"].clip_high) == (3e-4, 4e-4)
     assert (parts["cispo"].clip_low, 1 + parts["cispo"].clip_high) == (1.0, 5.0)
     assert (parts["dr_grpo"].advantage, parts["dr_grpo"].kl_coef) == ("group_mean", 0.0)
-    assert {n for n, p in parts.items() if p.kl_in_reward} == {"rloo", "reinforce_pp"}
-    assert {n for n, p in parts.items() if p.kl_in_loss} == {"grpo", "grpo_no_std", "reinforce_pp_baseline"}
+    assert {n for n, p in parts.items() if p.kl_in_reward} == {"rloo", "reinforce_pp", "ppo"}
+    pulled = {"grpo", "grpo_no_std", "reinforce_pp_baseline", "distill_full"}
+    assert {n for n, p in parts.items() if p.kl_in_loss} == pulled
     assert parts["grpo"].kl_coef == parts["rloo"].kl_coef == 0.05
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -16,6 +19,7 @@ from palestra.reward.functions import (
     count_steps,
     length_penalty,
     model_tokens,
+    overlong_penalty,
     partial_credit,
     soft_overlong,
     step,
@@ -132,6 +136,18 @@ def test_boxed_format_wants_exactly_one_complete_box() -> None:
 def test_the_overlong_ramp_runs_over_the_last_cache_tokens_rw_011() -> None:
     ids = [[0] * n for n in (10, 16, 17, 18, 20, 21)]
     assert soft_overlong(max_len=20, cache=4)(completion_ids=ids) == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+
+
+def test_the_overlong_ramp_of_the_paper() -> None:
+    got = [overlong_penalty(n, 20480, 4096) for n in (0, 16384, 16385, 18432, 20480, 30000)]
+    assert got == [0.0, 0.0, -1 / 4096, -0.5, -1.0, -1.0]
+    assert math.copysign(1, got[0]) == 1, "no minus zero in a log"
+
+
+@pytest.mark.parametrize(("max_len", "cache"), [(100, 0), (100, 101), (100, -1), ("long", 20), (100, 0.5)])
+def test_overlong_limits_that_do_not_fit_are_refused(max_len: Any, cache: Any) -> None:
+    with pytest.raises(ConfigError, match=r"cache must be in 1\.\.max_len"):
+        soft_overlong(max_len=max_len, cache=cache)
 
 
 def test_length_counts_the_models_tokens_and_not_what_tools_wrote_between_rw_012() -> None:

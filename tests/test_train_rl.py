@@ -117,7 +117,7 @@ def test_a_run_leaves_its_numbers_rollouts_checkpoints_and_a_report(whole: Path)
     names = {p.name for p in whole.iterdir()}
     assert names == {"config.yaml", "run.json", "metrics.jsonl", "tensorboard", "checkpoints", "rollouts", "reference",
                      "summary.json", "report.html"}  # fmt: skip
-    assert sorted(p.name for p in (whole / "rollouts").iterdir()) == ["step_000001.jsonl.zst", "step_000003.jsonl.zst"]
+    assert sorted(p.name for p in (whole / "rollouts").iterdir()) == [f"step_00000{n}.jsonl.zst" for n in (1, 2, 3)]
     assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
     assert load(whole / "config.yaml", [], RLConfig) == config(whole, warmup=WARMUP)
     summary = json.loads((whole / "summary.json").read_text())

@@ -4,6 +4,7 @@
 from palestra.data import arithmetic as arithmetic
 from palestra.data import curriculum as curriculum
 from palestra.data import gsm8k as gsm8k
+from palestra.data import reasoning_gym as reasoning_gym
 from palestra.data import rows as rows
 from palestra.data import stream as stream
 from palestra.data import tables as tables

@@ -26,6 +26,7 @@ from palestra.engine.rows import Rows
 from palestra.engine.sampling import sample, uniform
 from palestra.engine.scheduler import Request, Schedule, Scheduler
 from palestra.engine.skeleton import copy_weights, skeleton
+from palestra.engine.stats import EngineStats
 from palestra.engine.stops import StopFinder
 from palestra.engine.store import ROW_MULTIPLE, SlotPlan, SlotStore, round_up
 from palestra.errors import ConfigError, EngineError
@@ -52,27 +53,6 @@ class EngineConfig(Config):
     max_context: int | None = None
     pack_weights: bool = True
     on_update: Literal["finish", "recompute", "keep"] = "finish"
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Seconds and tokens since the last :meth:`LocalEngine.take_stats`; twins share decode rows, so there are fewer
-    rows than tokens."""
-
-    schedule_s: float = 0.0
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-    collect_s: float = 0.0
-    passes: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    decode_rows: int = 0
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        setattr(self, name, getattr(self, name) + time.perf_counter() - start)
 
 
 @dataclass(slots=True)
@@ -214,7 +194,8 @@ class LocalEngine:
 
     def _has_work(self) -> bool:
         inbox = self._inbox
-        return inbox.closed or (not inbox.guests and bool(inbox.requests or self._scheduler))
+        asked = bool(inbox.requests) and not inbox.announced  # an idle engine waits for the whole round of the loop
+        return inbox.closed or (not inbox.guests and (asked or bool(self._scheduler)))
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
@@ -241,8 +222,10 @@ class LocalEngine:
         """One tick: schedule, run, sample, collect."""
         with self._stats.timed("schedule_s"):
             schedule = self._scheduler.next()
-        with self._stats.timed("forward_s"):
-            logits = self._forward(schedule)
+        began = time.perf_counter()
+        logits = self._forward(schedule)
+        filled = sum(end - start for _, start, end in schedule.fills)
+        self._stats.ran(time.perf_counter() - began, filled, len(schedule.decodes))
         if schedule.decodes:
             with self._stats.timed("sample_s"):
                 picks = self._sample(schedule, logits)

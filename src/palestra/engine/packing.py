@@ -42,7 +42,7 @@ class PackedLinear:
     def __call__(self, x: Tensor, at: int = 0) -> Tensor:
         """What layer ``at`` makes of ``x``. The first to be called computes for all, the last lets go of it."""
         if self._input is not x:
-            self._input, self._outputs = x, self._product(x).split(self._sizes, -1)
+            self._input, self._outputs = x, torch.split(self._product(x), self._sizes, -1)
         out = self._outputs[at]
         if at == len(self._linears) - 1:
             self._input, self._outputs = None, ()
@@ -68,7 +68,7 @@ def pack_linears(model: nn.Module) -> list[PackedLinear]:
         packed = PackedLinear(*linears)
         found.append(packed)
         for at, linear in enumerate(linears):
-            linear.forward = partial(packed, at=at)  # type: ignore[method-assign,assignment]
+            linear.forward = partial(packed, at=at)  # type: ignore[method-assign]
     return found
 
 

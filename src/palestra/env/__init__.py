@@ -11,6 +11,7 @@ from typing import Any
 from palestra.env.arithmetic import ArithmeticToolEnv, PocketCalculatorEnv
 from palestra.env.base import ENVS, Action, Env, EnvFactory, Observation, StepResult
 from palestra.env.calculator import CalculatorEnv
+from palestra.env.self_question import SelfQuestionEnv
 from palestra.env.self_refine import SelfRefineEnv
 from palestra.env.threads import run_on_thread
 from palestra.env.tool_env import ToolEnv
@@ -50,6 +51,7 @@ __all__ = [
     "EnvFactory",
     "Observation",
     "PocketCalculatorEnv",
+    "SelfQuestionEnv",
     "SelfRefineEnv",
     "StepResult",
     "ToolEnv",

@@ -69,7 +69,7 @@ class CalculatorEnv:
             Observation(({"role": "tool", "content": text},), stop=STOP),
             truncated=self.steps >= self.max_steps,
             tool_calls=int(error is None),
-            info={} if error is not None else {"tool_result": result},
+            info={"tool_errors": 1} if error is not None else {"tool_result": result},
         )
 
 

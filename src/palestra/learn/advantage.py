@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from palestra.config import Config
+from palestra.errors import ConfigError
 from palestra.learn.batch import PerToken, Rows, Sample
 from palestra.learn.shaping import kl_penalties, paid_before
 from palestra.registry import Registry
@@ -32,17 +33,50 @@ Name = tuple[str, str]
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["none", "std", "leave_one_out_std"]
 
-WITHOUT_SIBLINGS = frozenset({"reinforce", "reinforce_baseline", "reinforce_pp"})
+WITHOUT_SIBLINGS = frozenset(
+    {"distill", "gae", "gae_turns", "nothing", "reinforce", "reinforce_baseline", "reinforce_pp"}
+)
 """Estimators that do not compare an episode with others of its task: a group of one is enough for them."""
+WITH_CRITIC = frozenset({"gae", "gae_turns"})
+"""Estimators that read ``rows.values``."""
+BY_TURNS = frozenset({"turn_group_mean", "turn_group_zscore"})
+"""Estimators that compare turns. With those that have a critic, they are the ones that discount."""
+TurnKey = Literal["index", "state"]
 
 
 class AdvantageConfig(Config):
     """eps: added to the deviation, TRL's 1e-4. kl, kl_coef: estimator and weight of the KL penalty that the rewards
-    already hold (``kl_in: reward``), 0 for none."""
+    already hold (``kl_in: reward``), 0 for none. gamma: discount per token (``gae``) or per turn. gae_lambda: λ of GAE.
+    turn_key: what makes turns comparable, their index or what the model was shown last."""
 
     eps: float = 1e-4
     kl: str = "k1"
     kl_coef: float = 0.0
+    gamma: float = 1.0
+    gae_lambda: float = 0.95
+    turn_key: TurnKey = "index"
+
+
+READERS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("critic", "critic_learning_rate", "vf_coef", "value_clip", "gae_lambda"), WITH_CRITIC),
+    "gamma": WITH_CRITIC | BY_TURNS,
+    "turn_key": BY_TURNS,
+}
+"""Options of an algorithm that only some estimators read."""
+
+
+def check_credit(config: Config, advantage: str) -> None:
+    """Refuse an option that the advantage would not read; raises ConfigError. One's own estimator may read any."""
+    if not ADVANTAGES[advantage].__module__.startswith("palestra."):
+        return
+    for key, readers in READERS.items():
+        field = type(config).model_fields.get(key)
+        given = None if field is None else getattr(config, key)
+        if field is not None and given is not None and given != field.default and advantage not in readers:
+            raise ConfigError(
+                f"algorithm.{key}={given} is read by advantage={' or '.join(sorted(readers))} only, and the advantage "
+                f"is {advantage}; leave {key} out"
+            )
 
 
 # Within a group --------------------------------------------------------------------------------------------
@@ -205,6 +239,14 @@ def rewards_by_group(rows: Rows) -> dict[str, dict[str, float]]:
     for s in rows.samples:
         groups.setdefault(s.group, {})[s.episode] = s.reward
     return groups
+
+
+def episodes_of(rows: Rows) -> dict[Name, list[int]]:
+    """Each episode's samples, in the order in which they were played."""
+    found: dict[Name, list[int]] = {}
+    for i, s in enumerate(rows.samples):
+        found.setdefault((s.group, s.episode), []).append(i)
+    return found
 
 
 def zero_variance(rows: Rows) -> int:

@@ -8,7 +8,7 @@ logits that predict it); ``loss_mask`` True = counts; log-probs in nats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from palestra.learn.payments import turn_rewards
 from palestra.learn.tree import Piece, layout, shared_beginnings
 from palestra.model.attention import attend
 from palestra.types import BoolArray, FloatArray, Group, IntArray, Trajectory
@@ -31,7 +32,8 @@ class Sample:
     tokens int32[T]; loss_mask bool[T]; logprobs float32[T], the sampler's; versions int32[T].
     group, episode: whose row it is (credit is given by name, never by position). reward: the episode's.
     turn_ends: index of the last sampled token of each turn. trained: False for rows that only serve the
-    baseline (stale ones).
+    baseline (stale ones). turn_rewards: what each of those turns earned; over an episode's rows they sum to its reward.
+    truncated: a limit ended the episode, not the task.
     """
 
     tokens: IntArray
@@ -43,6 +45,8 @@ class Sample:
     reward: float
     turn_ends: tuple[int, ...] = ()
     trained: bool = True
+    turn_rewards: tuple[float, ...] = ()
+    truncated: bool = False
 
     @property
     def trained_tokens(self) -> int:
@@ -54,13 +58,19 @@ class Rows:
     """A step's samples with what was computed about them; per-token lists run parallel to ``samples``.
 
     advantages, old, ref: float64/float32 [T] each, or None until computed. ``old`` are the log-probs that the
-    ratio is taken against; ``ref`` the reference policy's.
+    ratio is taken against; ``ref`` the reference policy's. With a critic: ``values`` float64[T], V of the state before
+    each token the model wrote; ``after``, per sample V of the state behind its last token; ``returns`` float64[T], what
+    V is pulled towards, ``value_counts`` float64[T], how many tokens that stands for.
     """
 
     samples: tuple[Sample, ...]
     advantages: tuple[PerToken, ...] | None = None
     old: tuple[PerToken, ...] | None = None
     ref: tuple[PerToken, ...] | None = None
+    values: tuple[PerToken, ...] | None = None
+    after: tuple[float, ...] | None = None
+    returns: tuple[PerToken, ...] | None = None
+    value_counts: tuple[PerToken, ...] | None = None
     counts: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -70,12 +80,18 @@ class Rows:
         """A copy with some fields replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def only(self, indices: Sequence[int]) -> Rows:
+        """The samples at ``indices`` alone, with all that was computed about them."""
+        held = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "counts"}
+        return self.with_(**{k: v if v is None else tuple(v[i] for i in indices) for k, v in held.items()})
 
-def rows(groups: Iterable[Group], *, min_group: int = 2) -> Rows:
+
+def rows(groups: Iterable[Group], *, min_group: int = 2, unscored: bool = False) -> Rows:
     """Every scored trajectory with at least one sampled token as a row.
 
     Left out, and counted: episodes that failed (``errors``), were never scored (``unscored``) or sampled
-    nothing (``empty``); whole groups with fewer than ``min_group`` usable episodes (``groups_dropped``).
+    nothing (``empty``); whole groups with fewer than ``min_group`` usable episodes (``groups_dropped``). ``unscored``
+    keeps those that were never scored, with a reward of 0: for what learns from no reward.
     """
     kept: list[Sample] = []
     counts = {"errors": 0, "unscored": 0, "empty": 0, "groups_dropped": 0, "stale": 0}
@@ -84,7 +100,7 @@ def rows(groups: Iterable[Group], *, min_group: int = 2) -> Rows:
         for episode in group.episodes:
             if episode.error is not None:
                 counts["errors"] += 1
-            elif episode.reward is None:
+            elif episode.reward is None and not unscored:
                 counts["unscored"] += 1
             elif not any(t.sampled_tokens for t in episode.trajectories):
                 counts["empty"] += 1
@@ -99,12 +115,16 @@ def rows(groups: Iterable[Group], *, min_group: int = 2) -> Rows:
             name = f"{group.id}/{episode.member}"
             reward = float(episode.reward or 0.0)
             kept += [
-                _sample(t, group.id, name, reward, trained=not stale) for t in episode.trajectories if t.sampled_tokens
+                _sample(t, group.id, name, reward, trained=not stale, paid=paid)
+                for t, paid in zip(episode.trajectories, turn_rewards(episode), strict=True)
+                if t.sampled_tokens
             ]
     return Rows(tuple(kept), counts=counts)
 
 
-def _sample(trajectory: Trajectory, group: str, episode: str, reward: float, *, trained: bool) -> Sample:
+def _sample(
+    trajectory: Trajectory, group: str, episode: str, reward: float, *, trained: bool, paid: tuple[float, ...]
+) -> Sample:
     mask = trajectory.loss_mask
     ends, at = [], 0
     for turn in trajectory.turns:
@@ -122,6 +142,8 @@ def _sample(trajectory: Trajectory, group: str, episode: str, reward: float, *, 
         reward,
         tuple(ends),
         trained,
+        paid,
+        trajectory.stop.truncated,
     )
 
 
@@ -196,8 +218,9 @@ class Batch:
     tokens, positions (1, N). Episodes of a group that begin with the same tokens share them: those rows occur
     once and their keys serve all members. ``predict`` (M,): flat row whose logits predict each trained token, and
     ``scored`` (U,) those rows once each, ``score_at`` (M,) where in ``scored`` a token finds its own; ``targets``
-    (M,): that token; ``weights``, ``advantages``, ``old``, ``ref`` (M,): per trained token;
-    ``sequence`` (M,): index of its sample within the batch. The batch is an ``AttentionPlan``.
+    (M,): that token; ``weights``, ``advantages``, ``old``, ``ref``, ``values``, ``returns``, ``value_counts`` (M,): per
+    trained token; ``sequence`` (M,): index of its sample within the batch; ``last`` (S,): flat row of each sample's
+    last token. The batch is an ``AttentionPlan``.
     """
 
     tokens: Tensor
@@ -210,9 +233,13 @@ class Batch:
     targets: Tensor
     sequence: Tensor
     weights: Tensor
+    last: Tensor
     advantages: Tensor | None = None
     old: Tensor | None = None
     ref: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    value_counts: Tensor | None = None
     indices: tuple[int, ...] = ()
     dropout: bool = False
 
@@ -294,9 +321,13 @@ def pack(
         targets=ints(targets),
         sequence=ints(sequence),
         weights=weight,
+        last=ints([np.array([flat_rows[-1] for flat_rows in row_of])]),
         advantages=gather(data.advantages),
         old=gather(data.old),
         ref=gather(data.ref),
+        values=gather(data.values),
+        returns=gather(data.returns),
+        value_counts=gather(data.value_counts),
         indices=tuple(order),
     )
 

@@ -23,6 +23,9 @@ from palestra.registry import Registry
 KLPlace = Literal["loss", "reward"]
 KL_ESTIMATORS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL estimator")
 
+FULL = "full"
+"""Not an estimator: the divergence of whole distributions (:func:`palestra.learn.distill.reverse_kl`)."""
+
 MAX_EXPONENT = 20.0
 """exp is taken of at most this: one token that the policy has all but given up must not turn the loss infinite."""
 
@@ -72,6 +75,11 @@ def importance_corrected(kl: Tensor, log_ratio: Tensor) -> Tensor:
 
 def check_kl(kl: str, place: KLPlace, *, importance: bool) -> None:
     """Refuse a KL term whose gradient is not one of a divergence; raises ConfigError."""
+    if kl == FULL and (place == "reward" or importance):
+        raise ConfigError(
+            "algorithm.kl=full is a term of the loss and exact at every token: set algorithm.kl_in=loss and "
+            "algorithm.kl_importance=false"
+        )
     if place == "reward" and kl in ("k2", "k3"):
         raise ConfigError(
             f"algorithm.kl={kl} in the reward does not pull towards the reference and may push away from it; set "

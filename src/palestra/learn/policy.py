@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,11 +14,26 @@ from torch import Tensor, nn
 
 from palestra.errors import ModelError
 from palestra.learn.batch import Batch
+from palestra.learn.distill import reverse_kl
 from palestra.learn.entropy import entropy as entropy_of
 from palestra.model import attention
 from palestra.model.lora import Reference, trainable_parameters
+from palestra.model.value_head import Critic, backbone_of, hidden_states, run_backbone
 
 WithEntropy = Literal[False, "value", "gradient"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """What one forward pass says about a batch. logprobs (M,) of the targets; where they were asked for, entropy (M,)
+    and kl (M,), those of whole distributions; with a critic values (M,), V of the state before each target, and after
+    (S,), V of the state behind each sample."""
+
+    logprobs: Tensor
+    entropy: Tensor | None = None
+    kl: Tensor | None = None
+    values: Tensor | None = None
+    after: Tensor | None = None
 
 
 class Policy:
@@ -27,7 +43,8 @@ class Policy:
     reference: keep a frozen reference. With an adapter that is the base under the disabled adapter (no second
     model); without, a copy; or the model to compare with (:func:`frozen_copy` makes one). compute_dtype: bfloat16
     runs the forward pass under autocast, parameters stay as they are. gradient_checkpointing trades a second forward
-    pass for memory.
+    pass for memory. critic: gives values from the same forward pass, or from its own backbone, and trains with the
+    policy.
     """
 
     def __init__(
@@ -37,9 +54,11 @@ class Policy:
         reference: bool | nn.Module = False,
         compute_dtype: torch.dtype | None = None,
         gradient_checkpointing: bool = False,
+        critic: Critic | None = None,
     ) -> None:
         attention.use(model)
         self.model = model
+        self.critic = critic
         self.compute_dtype = compute_dtype
         self.device = next(model.parameters()).device
         self._reference = Reference(model) if reference is True else reference or None
@@ -49,18 +68,24 @@ class Policy:
         if gradient_checkpointing:
             # This also lets gradients through frozen embeddings, on which an adapter's would end otherwise.
             attention.hf_model(model).activation_checkpointing_enable({"use_reentrant": False})
+            if critic is not None and critic.backbone is not None:
+                critic.backbone.activation_checkpointing_enable({"use_reentrant": False})
         self._checkpointing = gradient_checkpointing
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that train."""
-        return trainable_parameters(self.model)
+        """The parameters that train, the critic's last."""
+        return trainable_parameters(self.model) + self.critic_parameters()
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Those of them that are the critic's own."""
+        return [] if self.critic is None else list(self.critic.trainable().values())
 
     def train_mode(self, *, dropout: bool) -> None:
         """Ready the model for a backward pass. Without dropout (RL: the ratio to the sampler must start at 1)
         only gradient checkpointing needs the training flag, and then every dropout rate is held at 0."""
-        self.model.train(dropout or self._checkpointing)
-        if not dropout:
-            for module in self.model.modules():
+        for part in self._parts():
+            part.train(dropout or self._checkpointing)
+            for module in () if dropout else part.modules():
                 if isinstance(module, nn.Dropout):
                     module.eval()
 
@@ -74,29 +99,87 @@ class Policy:
     ) -> tuple[Tensor, Tensor | None]:
         """log-softmax(logits / T) of the batch's targets, (M,) in float32 at least; with ``entropy`` also the
         full distribution's entropy at each of them in nats, as a plain value or with its gradient."""
-        return self._run(self.model, batch, temperature, dropout, entropy)
+        logits = self._forward(self.model, batch, dropout)[0]
+        return _scores(logits, batch, temperature, entropy)
+
+    def outputs(
+        self, batch: Batch, *, temperature: float = 1.0, entropy: WithEntropy = False, kl: bool = False
+    ) -> Outputs:
+        """As :meth:`logprobs`, with the critic's values of the same states and, with ``kl``, KL(π‖π_ref) of the full
+        distributions at each target with its gradient."""
+        logits, hidden = self._forward(self.model, batch, dropout=False, critic=self.critic)
+        logprobs, spread = _scores(logits, batch, temperature, entropy)
+        out = Outputs(logprobs, spread, self._exact_kl(logits, batch, temperature) if kl else None)
+        if self.critic is None or hidden is None:
+            return out
+        values, after = _values(self.critic, hidden, batch)
+        return replace(out, values=values, after=after)
+
+    def _exact_kl(self, logits: Tensor, batch: Batch, temperature: float) -> Tensor:
+        with torch.no_grad(), self._frozen() as frozen:
+            ref_logits = self._forward(frozen, batch, dropout=False)[0]
+        return reverse_kl(logits, ref_logits, temperature)[batch.score_at]
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The frozen reference's log-probs of the same targets, (M,)."""
-        if self._reference is None:
-            raise ModelError("this policy was made without a reference")
-        kept = self._reference
-        with nullcontext(kept) if isinstance(kept, nn.Module) else kept.using(self.model) as frozen:
-            return self._run(frozen, batch, temperature, dropout=False, entropy=False)[0]
+        with self._frozen() as frozen:
+            return _scores(self._forward(frozen, batch, dropout=False)[0], batch, temperature, entropy=False)[0]
 
     @torch.no_grad()
     def current_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The policy's own log-probs without gradients, (M,)."""
         with _evaluating(self.model):
-            return self._run(self.model, batch, temperature, dropout=False, entropy=False)[0]
+            return self.logprobs(batch, temperature=temperature)[0]
 
-    def _run(
-        self, model: nn.Module, batch: Batch, temperature: float, dropout: bool, entropy: WithEntropy
+    @torch.no_grad()
+    def current_outputs(self, batch: Batch, *, temperature: float = 1.0) -> Outputs:
+        """The policy's own log-probs and the critic's values, without gradients."""
+        with self._all_evaluating():
+            return self.outputs(batch, temperature=temperature)
+
+    @torch.no_grad()
+    def current_values(self, batch: Batch) -> Outputs:
+        """As :meth:`current_outputs`, from a forward pass without logits: the log-probs are empty."""
+        if self.critic is None:
+            raise ModelError("this policy was made without a critic")
+        backbone = backbone_of(self.model) if self.critic.backbone is None else self.critic.backbone
+        batch.dropout = False
+        with self._all_evaluating():
+            with self._autocast():
+                hidden = run_backbone(backbone, batch.tokens, batch.positions, batch)[0]
+            values, after = _values(self.critic, hidden, batch)
+        return Outputs(values.new_zeros(0), values=values, after=after)
+
+    @contextmanager
+    def _all_evaluating(self) -> Iterator[None]:
+        with ExitStack() as modes:
+            for part in self._parts():
+                modes.enter_context(_evaluating(part))
+            yield
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.compute_dtype is None else torch.autocast(self.device.type, self.compute_dtype)
+
+    def _parts(self) -> list[nn.Module]:
+        return [self.model] if self.critic is None else [self.model, self.critic]
+
+    def _frozen(self) -> AbstractContextManager[nn.Module]:
+        """The reference, for a while."""
+        kept = self._reference
+        if kept is None:
+            raise ModelError("this policy was made without a reference")
+        return nullcontext(kept) if isinstance(kept, nn.Module) else kept.using(self.model)
+
+    def _forward(
+        self, model: nn.Module, batch: Batch, dropout: bool, critic: Critic | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        cast = torch.autocast(self.device.type, self.compute_dtype) if self.compute_dtype is not None else nullcontext()
+        """(U, V): the logits at ``batch.scored``; with a critic also the hidden states that it reads, (N, d)."""
         batch.dropout = dropout
-        with cast:
+        watch: AbstractContextManager[list[Tensor]] = nullcontext([])
+        if critic is not None and critic.backbone is None:
+            watch = hidden_states(model)
+        with self._autocast(), watch as seen:
             out = model(
                 input_ids=batch.tokens,
                 position_ids=batch.positions,
@@ -104,21 +187,33 @@ class Policy:
                 logits_to_keep=batch.scored,
                 plan=batch,
             )
-        logits = out.logits[0]
-        scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
-        scaled -= scaled.detach().amax(-1, keepdim=True)  # before anything is rounded at the size of the logits
-        log_z = scaled.logsumexp(-1)
-        at = batch.score_at  # tokens that share a context share its logits
-        picked = scaled[at, batch.targets] - log_z[at]
-        if not entropy:
-            return picked, None
-        if entropy == "gradient":
-            return picked, entropy_of(logits, temperature)[at]
-        with torch.no_grad():
-            probs = (scaled - log_z[:, None]).exp()
-            # A banned token's logit is -inf, and 0 · -inf would be NaN; its share of the entropy is 0.
-            spread = log_z - (probs * scaled).masked_fill_(probs == 0, 0.0).sum(-1)
-        return picked, spread[at]
+            if critic is not None and critic.backbone is not None:
+                seen = [run_backbone(critic.backbone, batch.tokens, batch.positions, batch)]
+        logits: Tensor = out.logits[0]
+        return logits, seen[0][0] if seen else None
+
+
+def _values(critic: Critic, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(N, hidden size) → V before each target, (M,), and behind each sample, (S,)."""
+    return critic(hidden[batch.scored])[batch.score_at], critic(hidden[batch.last])
+
+
+def _scores(logits: Tensor, batch: Batch, temperature: float, entropy: WithEntropy) -> tuple[Tensor, Tensor | None]:
+    """(U, V) → log-probs of the targets and, where asked for, the entropy, (M,) each."""
+    scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    scaled -= scaled.detach().amax(-1, keepdim=True)  # before anything is rounded at the size of the logits
+    log_z = scaled.logsumexp(-1)
+    at = batch.score_at  # tokens that share a context share its logits
+    picked = scaled[at, batch.targets] - log_z[at]
+    if not entropy:
+        return picked, None
+    if entropy == "gradient":
+        return picked, entropy_of(logits, temperature)[at]
+    with torch.no_grad():
+        probs = (scaled - log_z[:, None]).exp()
+        # A banned token's logit is -inf, and 0 · -inf would be NaN; its share of the entropy is 0.
+        spread = log_z - (probs * scaled).masked_fill_(probs == 0, 0.0).sum(-1)
+    return picked, spread[at]
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ never cut apart: both replies go through the model together, and their shared pr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,6 +19,7 @@ from palestra.config import Config
 from palestra.learn.batch import Batch, PerToken, Rows, Sample, pack
 from palestra.learn.policy import Policy
 from palestra.learn.preference import LabelScores, Outcome, PairScores, PreferenceLoss, pairwise
+from palestra.learn.robust import Guard
 from palestra.learn.update import Sums
 from palestra.model.reward_head import RewardModel
 from palestra.types import BoolArray
@@ -125,30 +125,45 @@ def preference_step(
     *,
     max_tokens: int,
     max_grad_norm: float,
+    guard: Guard | None = None,
 ) -> dict[str, float]:
-    """One optimiser step on the mean over ``data``; a gradient that is not finite is never applied."""
-    optimizer.zero_grad(set_to_none=True)
+    """One optimiser step on the mean over ``data``; a loss or gradient that is not finite is never applied. ``guard``,
+    the run's own, hears of that, and knows how many tokens fit into memory."""
+    guard = guard or Guard(max_tokens)
     data, sums = objective.ready(data), Sums({})
-    for units in _cut(data, max_tokens):
+
+    def backward(units: Sequence[int]) -> float:
         outcome = objective.outcome(data, units, gradient=True)
-        (outcome.loss.sum() / len(data)).backward()  # type: ignore[no-untyped-call]
+        loss = outcome.loss.sum() / len(data)
+        loss.backward()  # type: ignore[no-untyped-call]
         _add(sums, outcome)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm))
-    finite = math.isfinite(norm)
-    if finite:
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    result = guard.update(
+        optimizer,
+        [p for group in optimizer.param_groups for p in group["params"]],
+        lambda tokens: _cut(data, tokens),
+        backward,
+        rows=data.rows,
+        max_grad_norm=max_grad_norm,
+        begin=sums.values.clear,
+    )
     tokens = float(sum(len(s.tokens) for s in data.rows.samples))
-    return sums.means() | {"grad_norm": norm, "tokens": tokens, "updates_skipped": float(not finite)}
+    return sums.means() | {"grad_norm": result.norm, "tokens": tokens, "updates_skipped": float(not result.taken)}
 
 
 @torch.no_grad()
-def measure(objective: Objective, data: Comparisons, *, max_tokens: int) -> dict[str, float]:
+def measure(
+    objective: Objective, data: Comparisons, *, max_tokens: int, guard: Guard | None = None
+) -> dict[str, float]:
     """The same numbers, nothing learned."""
+    guard = guard or Guard(max_tokens)
     data, sums = objective.ready(data), Sums({})
-    for units in _cut(data, max_tokens):
-        _add(sums, objective.outcome(data, units, gradient=False))
+    guard.in_parts(
+        lambda tokens: _cut(data, tokens),
+        lambda units: _add(sums, objective.outcome(data, units, gradient=False)),
+        begin=sums.values.clear,
+    )
     return sums.means()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is added to rewards before advantages are taken: the KL penalty per token, the price of overlong episodes."""
+"""What is added to rewards before advantages are taken: the KL penalty per token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from palestra.errors import ConfigError
 from palestra.learn.batch import PerToken, Rows
 from palestra.learn.kl import KL_ESTIMATORS
 from palestra.types import BoolArray
@@ -70,16 +69,17 @@ def token_rewards(
     return paid if penalties is None else np.where(loss_mask, paid - penalties, 0.0)
 
 
-def overlong_penalty(tokens: int, *, limit: int, buffer: int) -> float:
-    """0 up to ``limit − buffer`` sampled tokens, then falling linearly to −1 at ``limit`` and beyond (soft overlong
-    punishment, DAPO, arXiv:2503.14476, eq. 13).
+def paid_tokens(rows: Rows, kl: str, kl_coef: float) -> tuple[PerToken, ...]:
+    """float64[T] per sample: what each token earned, that of a turn on its last one, less its KL penalty when
+    ``kl_coef`` is not 0. Over an episode they sum to its reward, the penalties taken off.
 
-    Raises ConfigError unless 0 < buffer <= limit.
-
-    >>> [overlong_penalty(n, limit=100, buffer=20) for n in (80, 85, 100, 120)]
-    [0.0, -0.25, -1.0, -1.0]
+    Raises ValueError for samples that do not say what their turns earned.
     """
-    if not 0 < buffer <= limit:
-        raise ConfigError(f"overlong buffer is {buffer}: it must lie between 1 and the limit of {limit} tokens")
-    over = tokens - (limit - buffer)
-    return -min(1.0, max(0.0, over / buffer)) + 0.0
+    due: Sequence[PerToken | None] = kl_penalties(rows, kl, kl_coef) if kl_coef else [None] * len(rows)
+    for s in rows.samples:
+        if len(s.turn_rewards) != len(s.turn_ends) or not s.turn_ends:
+            raise ValueError(f"{s.episode}: {len(s.turn_rewards)} rewards for {len(s.turn_ends)} turns")
+    return tuple(
+        token_rewards(s.loss_mask, s.turn_ends, s.turn_rewards, penalty)
+        for s, penalty in zip(rows.samples, due, strict=True)
+    )

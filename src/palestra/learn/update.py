@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,13 +14,22 @@ from torch import Tensor
 
 from palestra.config import Config
 from palestra.errors import ConfigError
-from palestra.learn.advantage import ADVANTAGES, WITHOUT_SIBLINGS, AdvantageConfig
+from palestra.learn.advantage import ADVANTAGES, WITH_CRITIC, WITHOUT_SIBLINGS, TurnKey, check_credit
+from palestra.learn.annotate import annotate as annotate
+from palestra.learn.annotate import trained_indices as trained_indices
 from palestra.learn.batch import Batch, PerToken, Reduction, Rows, micro_batches, pack, token_weights
-from palestra.learn.kl import KL_ESTIMATORS, KLPlace, bounded_exp, check_kl, importance_corrected
+from palestra.learn.distill import WITH_TEACHER, check_distillation
+from palestra.learn.kl import FULL, KL_ESTIMATORS, KLPlace, bounded_exp, check_kl, importance_corrected
 from palestra.learn.loss import LOSSES, LossConfig, LossInputs, check_clip
 from palestra.learn.offpolicy import Importance, check_importance, importance_weights
+from palestra.learn.optim import linear_schedule as linear_schedule
+from palestra.learn.optim import make_optimizer as make_optimizer
 from palestra.learn.policy import Policy, WithEntropy
-from palestra.learn.shaping import kl_penalties, with_penalties
+from palestra.learn.robust import Guard, Update
+from palestra.learn.shaping import kl_penalties
+from palestra.learn.sums import Clock
+from palestra.learn.sums import Sums as Sums
+from palestra.learn.value import critic_loss, value_metrics
 
 
 class UpdateConfig(Config):
@@ -39,12 +46,26 @@ class UpdateConfig(Config):
     episode (``sequence``), truncated or masked above ``importance_cap``. importance_cap: the largest such ratio that
     counts in full. importance_floor: masks also drop ratios below. divisor_tokens: with ``reduction: constant``, the
     sum over tokens is divided by the step's episodes times this; ``palestra rl`` fills in what an episode may sample
-    at most. updates_per_batch: passes over the same rows, each one optimiser step. micro_batch_tokens bounds the
-    memory of one forward and backward pass.
+    at most. updates_per_batch: passes over the same rows, each one optimiser step per minibatch. minibatches: parts to
+    which a pass deals the episodes. micro_batch_tokens bounds the memory of one forward and backward pass.
+
+    whiten_advantages: subtract the mean and divide by the deviation of the step's trained tokens. gamma: discount per
+    token (``gae``) or per turn (``gae_turns``, ``turn_group_…``). gae_lambda: λ of ``gae``, ``gae_turns``. turn_key:
+    ``turn_group_…`` compares turns of the same index, or those before which the model was shown the same (``state``).
+    critic: the value head of ``gae`` and ``gae_turns`` sits on the policy's backbone (``shared``) or on a copy of it
+    that trains apart (``separate``). vf_coef: weight of the value loss, ½·(V − R)² per token. value_clip: how far a
+    value may move in a step before its error counts in full (None = as far as it likes).
     """
 
     advantage: str = "group_zscore"
     advantage_eps: float = 1e-4
+    whiten_advantages: bool = False
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    turn_key: TurnKey = "index"
+    critic: Literal["shared", "separate"] = "shared"
+    vf_coef: float = Field(default=0.5, gt=0)
+    value_clip: float | None = Field(default=0.2, gt=0)
     loss: str = "clip"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -61,21 +82,26 @@ class UpdateConfig(Config):
     importance_cap: float = Field(default=3.0, gt=1)
     importance_floor: float = Field(default=0.0, ge=0, lt=1)
     updates_per_batch: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
     @pydantic.model_validator(mode="after")
     def _check_parts(self) -> UpdateConfig:
-        for table, name in ((ADVANTAGES, self.advantage), (LOSSES, self.loss), (KL_ESTIMATORS, self.kl)):
+        for table, name in ((ADVANTAGES, self.advantage), (LOSSES, self.loss)):
             table[name]  # raises with the list of names
+        if self.kl != FULL:
+            KL_ESTIMATORS[self.kl]
         check_clip(self.loss_config, self.loss)
         check_importance(self.importance, self.old_logprobs, self.importance_floor)
         if self.kl_coef:
             check_kl(self.kl, self.kl_in, importance=self.kl_importance)
-        if self.loss == "reinforce" and self.updates_per_batch > 1:
+        check_credit(self, self.advantage)
+        check_distillation(self.advantage, self.kl_in, kl_coef=self.kl_coef, entropy_coef=self.entropy_coef)
+        if self.loss == "reinforce" and (updates := self.updates_per_batch * self.minibatches) > 1:
             raise ConfigError(
-                f"algorithm.loss=reinforce has no ratio, so it is wrong from the second of {self.updates_per_batch} "
-                "updates on; set algorithm.updates_per_batch=1, or algorithm.loss=clip"
+                f"algorithm.loss=reinforce has no ratio, so it is wrong from the second of {updates} updates on; set "
+                "algorithm.updates_per_batch=1 and minibatches=1, or algorithm.loss=clip"
             )
         if self.divisor_tokens is not None and self.reduction != "constant":
             raise ConfigError(
@@ -93,81 +119,32 @@ class UpdateConfig(Config):
         return 1 if self.advantage in WITHOUT_SIBLINGS else 2
 
     @property
+    def needs_critic(self) -> bool:
+        """Whether the advantage compares with a critic's values."""
+        return self.advantage in WITH_CRITIC
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is anything that compares the policy with a reference."""
+        return self.kl_coef > 0 or self.advantage == "distill"
+
+    @property
+    def needs_ref(self) -> bool:
+        """Whether rows need the reference's log-probs of what was sampled."""
+        return (self.kl_coef > 0 and self.kl != FULL) or self.advantage == "distill"
+
+    @property
+    def unscored(self) -> bool:
+        """Whether episodes without a reward are learned from as well."""
+        return self.advantage in WITH_TEACHER
+
+    @property
     def kl_in_loss(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "loss"
 
     @property
     def kl_in_reward(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "reward"
-
-
-@dataclass
-class Sums:
-    """Metrics as (sum, count), added over micro-batches and divided once at the end."""
-
-    values: dict[str, tuple[float, float]]
-
-    def add(self, name: str, total: float, count: float) -> None:
-        have = self.values.get(name, (0.0, 0.0))
-        self.values[name] = (have[0] + total, have[1] + count)
-
-    def total(self, name: str, value: float) -> None:
-        """Add up over micro-batches without dividing: the parts of one loss."""
-        self.values[name] = (self.values.get(name, (0.0, 1.0))[0] + value, 1.0)
-
-    def peak(self, name: str, value: float) -> None:
-        """Keep the largest."""
-        self.values[name] = (max(self.values.get(name, (0.0, 1.0))[0], value), 1.0)
-
-    def lowest(self, name: str, value: float) -> None:
-        """Keep the smallest."""
-        self.values[name] = (min(self.values.get(name, (math.inf, 1.0))[0], value), 1.0)
-
-    def means(self) -> dict[str, float]:
-        return {name: s / n for name, (s, n) in self.values.items() if n}
-
-
-def annotate(policy: Policy, rows: Rows, config: UpdateConfig, *, temperature: float) -> Rows:
-    """Rows with advantages and what the loss needs beside them: ``old``, and ``ref`` when there is a KL term."""
-    # A penalty in the reward moves baselines, so rows that only serve those have it too.
-    baseline = [i for i, s in enumerate(rows.samples) if s.loss_mask.any()]
-    indices = baseline if config.kl_in_reward else trained_indices(rows)
-    old, ref = tuple(s.logprobs for s in rows.samples), None
-    if config.old_logprobs == "recompute":
-        old = _scored(policy, rows, indices, config, temperature, ref=False)
-    if config.kl_coef:
-        ref = _scored(policy, rows, indices, config, temperature, ref=True)
-    rows = rows.with_(old=old, ref=ref)
-    seen, kl_coef = rows, 0.0
-    if config.kl_in_reward:
-        kl_coef = config.kl_coef
-        seen = with_penalties(rows, kl_penalties(rows, config.kl, kl_coef))
-    estimator = ADVANTAGES[config.advantage]
-    return rows.with_(
-        advantages=estimator(seen, AdvantageConfig(eps=config.advantage_eps, kl=config.kl, kl_coef=kl_coef))
-    )
-
-
-def _scored(
-    policy: Policy, rows: Rows, indices: Sequence[int], config: UpdateConfig, temperature: float, *, ref: bool
-) -> tuple[PerToken, ...]:
-    """Per sample float64[T] log-probs under the reference or the current policy, forward only."""
-    out = [np.zeros(len(s.tokens), np.float64) for s in rows.samples]
-    score = policy.reference_logprobs if ref else policy.current_logprobs
-    nothing = [np.zeros(len(s.tokens)) for s in rows.samples]
-    for chosen in micro_batches(rows.samples, indices, config.micro_batch_tokens):
-        batch = pack(rows, nothing, chosen, dtype=torch.float64, device=policy.device)
-        values = score(batch, temperature=temperature).double().cpu().numpy()
-        sequence = batch.sequence.cpu().numpy()
-        for at, i in enumerate(batch.indices):
-            where = rows.samples[i].loss_mask & (np.arange(len(out[i])) > 0)
-            out[i][where] = values[sequence == at]
-    return tuple(out)
-
-
-def trained_indices(rows: Rows) -> list[int]:
-    """The samples that carry gradient."""
-    return [i for i, s in enumerate(rows.samples) if s.trained_tokens]
 
 
 def train_step(
@@ -178,45 +155,104 @@ def train_step(
     config: UpdateConfig,
     *,
     temperature: float,
+    guard: Guard | None = None,
+    seed: int = 0,
 ) -> dict[str, float]:
-    """``updates_per_batch`` optimiser steps on one step's rows; returns the step's metrics.
+    """``updates_per_batch`` passes over one step's rows, each of ``minibatches`` optimiser steps; returns the metrics.
 
-    Without any signal (all advantages zero, neither KL term nor entropy bonus in the loss) nothing is updated, and the
-    metrics say so. A non-finite gradient is never applied.
+    seed: deals the episodes of each pass to its minibatches. Without any signal (all advantages zero, neither KL term
+    nor entropy bonus nor value loss) nothing is updated, and the metrics say so. A loss or gradient that is not finite
+    is never applied, and ends the step; ``guard``, the run's own, hears of it, and knows what fits into memory.
     """
+    guard = guard or Guard(config.micro_batch_tokens)
     rows, metrics = _weighted(rows, config)
     indices = _rows_with_gradient(rows, config)
     metrics |= {"train/updates": 0.0, "train/updates_skipped": 0.0, "train/tokens": float(sum_tokens(rows))}
+    metrics["train/updates_not_finite"] = 0.0
     metrics["train/rows_without_signal"] = float(len(trained_indices(rows)) - len(indices))
     if not indices:
         return metrics | {"train/updates_skipped": 1.0}
     sums = Sums({})
-    weights = token_weights(rows.samples, config.reduction, divisor=_divisor(rows, config))
-    for update in range(config.updates_per_batch):
-        optimizer.zero_grad(set_to_none=True)
-        for chosen in micro_batches(rows.samples, indices, config.micro_batch_tokens):
-            batch = pack(rows, weights, chosen, dtype=_dtype(policy), device=policy.device)
-            policy_loss(policy, batch, config, temperature, sums, first=update == 0).backward()  # type: ignore[no-untyped-call]
-        norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
-        if not math.isfinite(norm):
-            metrics["train/updates_skipped"] += 1.0
-            continue
-        optimizer.step()
-        sums.add("train/grad_norm", norm, 1)
+    parts = [part for number in range(config.updates_per_batch) for part in _minibatches(rows, config, [seed, number])]
+    for update, part in enumerate(parts):
+        result = _update(policy, optimizer, *part, config, temperature, guard, sums, first=update == 0)
+        if not result.taken:  # another pass over these rows would most likely end the same
+            metrics["train/updates_not_finite"] = 1.0
+            metrics["train/updates_skipped"] = float(len(parts) - update)
+            break
+        sums.add("train/grad_norm", result.norm, 1)
         metrics["train/updates"] += 1.0
     metrics["train/learning_rate"] = float(optimizer.param_groups[0]["lr"])
     if metrics["train/updates"]:  # the schedule counts steps that moved the weights
         scheduler.step()
-    optimizer.zero_grad(set_to_none=True)
     return metrics | sums.means()
+
+
+def _update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rows: Rows,
+    weights: Sequence[PerToken],
+    indices: Sequence[int],
+    config: UpdateConfig,
+    temperature: float,
+    guard: Guard,
+    sums: Sums,
+    *,
+    first: bool,
+) -> Update:
+    """One optimiser step; ``sums`` has its metrics once, however often it was begun."""
+    before, clock = dict(sums.values), Clock(sums)
+
+    def begin() -> None:
+        sums.values = dict(before)
+
+    def backward(chosen: Sequence[int]) -> float:
+        batch = pack(rows, weights, chosen, dtype=_dtype(policy), device=policy.device)
+        loss = policy_loss(policy, batch, config, temperature, sums, first=first)
+        value = float(loss.detach())  # waits for the device, so that the next part's time is its own
+        clock.lap("time/forward_s")
+        loss.backward()  # type: ignore[no-untyped-call]
+        clock.lap("time/backward_s")
+        return value
+
+    result = guard.update(
+        optimizer,
+        policy.parameters(),
+        lambda tokens: micro_batches(rows.samples, indices, tokens),
+        backward,
+        rows=rows,
+        max_grad_norm=config.max_grad_norm,
+        begin=begin,
+    )
+    clock.lap("time/optimizer_s")
+    return result
+
+
+def _minibatches(rows: Rows, config: UpdateConfig, seed: Sequence[int]) -> list[tuple[Rows, list[PerToken], list[int]]]:
+    """One pass over the rows, dealt by episodes: each part's rows, token weights (its loss is a mean over itself) and
+    rows with a gradient. Parts without any are left out."""
+    dealt = [rows]
+    if config.minibatches > 1:
+        names = list(dict.fromkeys((s.group, s.episode) for s in rows.samples if s.trained_tokens))
+        order = np.random.default_rng(seed).permutation(len(names))
+        hands = [{names[i] for i in hand} for hand in np.array_split(order, config.minibatches)]
+        dealt = [rows.only([i for i, s in enumerate(rows.samples) if (s.group, s.episode) in hand]) for hand in hands]
+    parts = []
+    for part in dealt:
+        if indices := _rows_with_gradient(part, config):
+            weights = token_weights(part.samples, config.reduction, divisor=_divisor(part, config))
+            parts.append((part, weights, indices))
+    return parts
 
 
 def _weighted(rows: Rows, config: UpdateConfig) -> tuple[Rows, dict[str, float]]:
     """The rows as the surrogate sees them, and what is known before anything moves: trainer against sampler, and the
     KL that the rewards paid. Surrogates are multiples of the advantage, so it carries the importance weight."""
-    metrics: dict[str, float] = {}
-    if config.kl_in_reward and rows.ref is not None:
-        trained, paid = trained_indices(rows), kl_penalties(rows, config.kl, 1.0)
+    metrics = value_metrics(rows)
+    distilled = config.advantage == "distill"  # the KL to the teacher is what its advantages are made of
+    if (config.kl_in_reward or distilled) and rows.ref is not None:
+        trained, paid = trained_indices(rows), kl_penalties(rows, "k1" if distilled else config.kl, 1.0)
         if trained:
             kl = sum(float(paid[i].sum()) for i in trained)
             metrics |= {"train/kl": kl / sum_tokens(rows), "train/kl_sum": kl / len(trained)}
@@ -242,10 +278,10 @@ def _divisor(rows: Rows, config: UpdateConfig) -> float | None:
 
 def _rows_with_gradient(rows: Rows, config: UpdateConfig) -> list[int]:
     """The rows worth a forward pass. Every surrogate is a multiple of the advantage, so where the loss has neither a KL
-    term nor an entropy bonus a row whose advantages are all 0 adds exactly nothing to the gradient; it still counts in
-    the divisors of the others."""
+    term nor an entropy bonus nor a critic, a row whose advantages are all 0 adds exactly nothing to the gradient; it
+    still counts in the divisors of the others."""
     trained = trained_indices(rows)
-    if config.kl_in_loss or config.entropy_coef or rows.advantages is None:
+    if config.kl_in_loss or config.entropy_coef or config.needs_critic or rows.advantages is None:
         return trained
     return [i for i in trained if np.any(rows.advantages[i])]
 
@@ -253,21 +289,25 @@ def _rows_with_gradient(rows: Rows, config: UpdateConfig) -> list[int]:
 def policy_loss(
     policy: Policy, batch: Batch, config: UpdateConfig, temperature: float, sums: Sums, *, first: bool
 ) -> Tensor:
-    """The loss of one micro-batch: the surrogate plus the KL term less the entropy bonus, each Σ w·ℓ."""
+    """The loss of one micro-batch: the surrogate plus KL term and value loss less the entropy bonus, each Σ w·ℓ."""
     assert batch.old is not None and batch.advantages is not None
     policy.train_mode(dropout=False)
     wanted: WithEntropy = "gradient" if config.entropy_coef else "value" if first else False
-    logprobs, entropy = policy.logprobs(batch, temperature=temperature, entropy=wanted)
+    exact = config.kl_in_loss and config.kl == FULL
+    seen = policy.outputs(batch, temperature=temperature, entropy=wanted, kl=exact)
+    logprobs, entropy = seen.logprobs, seen.entropy
     out = LOSSES[config.loss](
         LossInputs(logprobs, batch.old, batch.advantages, batch.weights, batch.sequence), config.loss_config
     )
     loss = out.loss
     for name, (total, count) in out.metrics.items():
         sums.add(name, total, count)
-    if config.kl_in_loss and batch.ref is not None:
-        loss = loss + config.kl_coef * _kl_term(logprobs, batch, config, sums)
+    if config.kl_in_loss:
+        loss = loss + config.kl_coef * _kl_term(logprobs, seen.kl, batch, config, sums)
     if config.entropy_coef and entropy is not None:
         loss = loss - config.entropy_coef * (batch.weights * entropy).sum()
+    if config.needs_critic:
+        loss = loss + config.vf_coef * _value_term(seen.values, batch, config, sums, first=first)
     _add_ratios(sums, (logprobs - batch.old).detach(), first=first)
     if first and entropy is not None:  # before any weight has moved
         sums.total("train/loss", float(loss.detach()))
@@ -275,16 +315,30 @@ def policy_loss(
     return loss
 
 
-def _kl_term(logprobs: Tensor, batch: Batch, config: UpdateConfig, sums: Sums) -> Tensor:
-    """Σ w·KL, and the plain mean as a metric."""
-    assert batch.old is not None and batch.ref is not None
-    kl = KL_ESTIMATORS[config.kl](logprobs, batch.ref)
+def _kl_term(logprobs: Tensor, exact: Tensor | None, batch: Batch, config: UpdateConfig, sums: Sums) -> Tensor:
+    """Σ w·KL, and the plain mean as a metric. exact: the KL of whole distributions, where it is not estimated."""
+    kl = exact
+    if kl is None:
+        assert batch.ref is not None
+        kl = KL_ESTIMATORS[config.kl](logprobs, batch.ref)
     total = float(kl.detach().sum())
     sums.add("train/kl", total, len(kl))
     sums.add("train/kl_sum", total, len(batch.indices))
     if config.kl_importance:
+        assert batch.old is not None
         kl = importance_corrected(kl, logprobs - batch.old)
     return (batch.weights * kl).sum()
+
+
+def _value_term(values: Tensor | None, batch: Batch, config: UpdateConfig, sums: Sums, *, first: bool) -> Tensor:
+    if values is None:
+        raise ValueError(f"advantage {config.advantage} needs a policy with a critic: Policy(…, critic=Critic(model))")
+    out = critic_loss(values, batch, clip=config.value_clip)
+    for name, (total, count) in out.metrics.items():
+        sums.add(name, total, count)
+    if first:
+        sums.total("train/value_loss", float(out.loss.detach()))
+    return out.loss
 
 
 def _add_ratios(sums: Sums, log_ratio: Tensor, *, first: bool) -> None:
@@ -307,30 +361,3 @@ def sum_tokens(rows: Rows) -> int:
 def _dtype(policy: Policy) -> torch.dtype:
     dtypes = {p.dtype for p in policy.parameters()}
     return torch.float64 if torch.float64 in dtypes else torch.float32
-
-
-def make_optimizer(
-    parameters: Sequence[torch.nn.Parameter], *, learning_rate: float, weight_decay: float, betas: tuple[float, float]
-) -> torch.optim.AdamW:
-    """AdamW; matrices decay, norms and biases do not."""
-    matrices = [p for p in parameters if p.ndim > 1]
-    vectors = [p for p in parameters if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=betas)
-
-
-def linear_schedule(
-    optimizer: torch.optim.Optimizer, *, steps: int, warmup_ratio: float
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """Linear warm-up over ``warmup_ratio`` of the steps, then linear to 0 after the last.
-
-    With 10 steps and a ratio of 0.2 the factors are 0.5, 1, 1, 7/8, …, 1/8.
-    """
-    warm = round(steps * warmup_ratio)
-
-    def factor(step: int) -> float:
-        if step < warm:
-            return (step + 1) / warm
-        return max(0.0, (steps - step) / max(1, steps - warm))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from palestra.errors import ConfigError, UserError, unknown
-from palestra.reward.base import FACTORIES, REWARDS, RewardFunction
+from palestra.reward.base import FACTORIES, PENALTIES, REWARDS, RewardFunction
 from palestra.reward.gates import Gate
 from palestra.reward.rubric import Rubric
 
@@ -53,6 +53,8 @@ def make_rubric(
             env_weights[part] = weight
             continue
         reference = str(options.pop("function", name))
+        if reference in PENALTIES and weight > 0:
+            raise ConfigError(f"rewards.{name}: {reference!r} says how bad a reply is: give it a negative weight")
         chosen[name] = (_function(name, reference, options, functions or {}), weight)
     return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights, gates=gates)
 

@@ -228,11 +228,12 @@ def _band(text: str, whole: str, gold: str, bonus: float) -> float:
 def soft_overlong(max_len: int, cache: int) -> RewardFunction:
     """DAPO's length ramp (arXiv:2503.14476, eq. 13): 0 up to max_len − cache sampled tokens, −1 from max_len on.
 
-    >>> [overlong_penalty(n, 20, 4) for n in (10, 16, 17, 18, 20, 21)]
-    [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    The config of a run may leave both out: ``max_len`` is then what an episode may sample, ``cache`` a fifth of it.
+
+    >>> soft_overlong(20, 4)(completion_ids=[[0] * n for n in (16, 17, 20)])
+    [0.0, -0.25, -1.0]
     """
-    if not 0 < cache <= max_len:
-        raise ConfigError(f"soft_overlong: cache must be in 1..max_len, got cache {cache} and max_len {max_len}")
+    overlong_penalty(0, max_len, cache)  # limits that do not fit are refused before anything is sampled
 
     def reward(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
         return [overlong_penalty(len(ids), max_len, cache) for ids in completion_ids]
@@ -241,7 +242,13 @@ def soft_overlong(max_len: int, cache: int) -> RewardFunction:
 
 
 def overlong_penalty(length: int, max_len: int, cache: int) -> float:
-    """The ramp of :func:`soft_overlong` at one length."""
+    """The ramp of :func:`soft_overlong` at one length. Raises ConfigError unless 0 < cache <= max_len.
+
+    >>> [overlong_penalty(n, 20, 4) for n in (10, 16, 17, 18, 20, 21)]
+    [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    """
+    if not (isinstance(max_len, int) and isinstance(cache, int) and 0 < cache <= max_len):
+        raise ConfigError(f"soft_overlong: cache must be in 1..max_len, got cache {cache!r} and max_len {max_len!r}")
     return min(0.0, max(-1.0, (max_len - cache - length) / cache))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
 from palestra.errors import ConfigError, RewardError, UserError
-from palestra.reward.base import RewardFunction
+from palestra.reward.base import RewardFunction, Stateful
 from palestra.reward.gates import Gate, check_gates, gated
 from palestra.reward.worker import Worker
 from palestra.types import Author, Episode, Group, Message, RewardTerm, Trajectory, Turn
@@ -82,6 +82,12 @@ class Rubric:
         """The last failure of each function, one line."""
         self._worker = Worker()
 
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        """The functions that remember, by name."""
+        functions: dict[str, Any] = {name: function for name, (function, _) in self.functions.items()}
+        return {name: function for name, function in functions.items() if isinstance(function, Stateful)}
+
     async def score(self, group: Group) -> Group:
         """The same group, whose trajectories carry a :class:`RewardTerm` for each part."""
         views = _views(group)
@@ -108,7 +114,7 @@ class Rubric:
     async def _values(
         self, name: str, function: RewardFunction, columns: Mapping[str, list[Any]], count: int
     ) -> list[float | None]:
-        chosen = _accepted(name, function, columns)
+        chosen = accepted(name, function, columns)
         try:
             returned = await self._call(function, chosen)
         except UserError:
@@ -256,7 +262,7 @@ def _model_ids(trajectory: Trajectory) -> list[int]:
     return [i for s in trajectory.spans if s.author is Author.MODEL for i in s.tokens.tolist()]
 
 
-def _accepted(name: str, function: Callable[..., Any], columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def accepted(name: str, function: Callable[..., Any], columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     """The columns this function has parameters for."""
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -21,6 +22,7 @@ from palestra.run.metrics import check
 from palestra.run.trackers import Tracker, make_trackers
 
 FORMAT = 1
+_CONDITIONS = ("versions", "threads", "dtypes")
 _PACKAGES = ("palestra", "torch", "transformers", "peft", "accelerate", "numpy")
 
 
@@ -120,13 +122,15 @@ def read_run(path: str | Path) -> dict[str, Any]:
 
 
 def describe(config: configuration.Config) -> dict[str, Any]:
-    """What ``run.json`` says about this process: versions, seed, git state, command, start time (UTC)."""
+    """What ``run.json`` says about this process: versions, threads, dtypes, seed, git state, command, start (UTC)."""
     return {
         "format": FORMAT,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": sys.argv,
         "seed": config.model_dump().get("seed"),
         "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}},
+        "threads": _threads(),
+        "dtypes": _dtypes(config.model_dump(mode="json")),
         "git": git_state(Path.cwd()),
     }
 
@@ -142,6 +146,27 @@ def git_state(directory: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _threads() -> int | None:
+    """Threads of one operation of torch, by which long sums are cut; None where torch is not loaded."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def _dtypes(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every option of the config that names a dtype.
+
+    >>> _dtypes({"model": {"dtype": "float32", "path": "a"}, "train": {"compute_dtype": "bfloat16"}})
+    {'model.dtype': 'float32', 'train.compute_dtype': 'bfloat16'}
+    """
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _dtypes(value, f"{prefix}{name}.")
+        elif name.endswith("dtype") and isinstance(value, str):
+            found[prefix + name] = value
+    return found
 
 
 def _version(package: str) -> str | None:
@@ -203,9 +228,29 @@ def _begun(path: Path) -> bool:
 
 
 def _describe_resumed(path: Path, config: configuration.Config) -> None:
-    """Add this process to ``run.json`` under ``resumed``; ``config.yaml`` becomes the config now in force."""
+    """Add this process to ``run.json`` under ``resumed``; ``config.yaml`` becomes the config now in force. What the
+    bits of a number depend on and is another than last time is told in a warning."""
     info = read_run(path)
     now = describe(config)
-    resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", "versions", "git")}]
+    resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", *_CONDITIONS, "git")}]
+    if changed := _differences([info, *resumed][-2], now):
+        warnings.warn(
+            f"{path} goes on under other conditions ({'; '.join(changed)}): from here on it is no longer, bit for bit, "
+            "the run that was never stopped",
+            stacklevel=4,
+        )
     write_json(path / "run.json", {**info, "resumed": resumed})
     write_text(path / "config.yaml", configuration.dump(config))
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What was recorded then and is otherwise now.
+
+    >>> _differences({"threads": 2, "versions": {"torch": "2.12"}}, {"threads": 4, "versions": {"torch": "2.13"}})
+    ['torch 2.12 then, 2.13 now', 'threads 2 then, 4 now']
+    """
+    changed = []
+    for kind in _CONDITIONS:
+        old, new = (v if isinstance(v, Mapping) else {kind: v} for v in (then.get(kind), now.get(kind)))
+        changed += [f"{k} {old[k]} then, {new[k]} now" for k in new if old.get(k) not in (None, new[k])]
+    return changed

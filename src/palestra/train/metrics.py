@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from palestra.engine.stats import EngineStats
 from palestra.eval.evaluate import EvalResult
 from palestra.learn.advantage import zero_variance
 from palestra.learn.batch import Rows
@@ -21,13 +22,17 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
     rewards = [r for e in good if (r := e.reward) is not None]
     parts = _parts(good)
     tokens = [float(sum(t.sampled_tokens for t in e.trajectories)) for e in good]
+    equal = rows.counts.get("groups_equal", 0)
     out = {
         "rollout/episodes": float(len(every)),
         "rollout/groups": float(len(groups)),
+        "rollout/sampled_tokens": sum(tokens),
+        "train/row_tokens": float(sum(len(s.tokens) for s in rows.samples)),
         "rollout/errors": float(len(every) - len(good)),
         "rollout/rewards_missing": float(len(good) - len(rewards)),
         "rollout/groups_dropped": float(rows.counts.get("groups_dropped", 0)),
-        "rollout/groups_zero_variance": float(zero_variance(rows)),
+        "rollout/groups_zero_variance": float(zero_variance(rows) + equal),
+        "rollout/groups_discarded": float(equal),
         "rollout/staleness_max": float(max((int(e.info.get("staleness", 0)) for e in good), default=0)),
         **{f"reward/{name}": float(np.mean(values)) for name, values in parts.items()},
         **dict(timings),
@@ -50,9 +55,23 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
     if timings.get("time/rollout_s"):
         out["speed/sampled_tokens_per_s"] = sum(tokens) / timings["time/rollout_s"]
     if timings.get("time/update_s"):
-        trained = sum(len(s.tokens) for s in rows.samples)
-        out["speed/trained_tokens_per_s"] = trained / timings["time/update_s"]
+        out["speed/trained_tokens_per_s"] = out["train/row_tokens"] / timings["time/update_s"]
     return out
+
+
+def rollout_timings(stats: EngineStats, rollout_s: float, *, loop_s: float) -> dict[str, float]:
+    """The parts of ``rollout_s`` seconds. loop_s: processor seconds of the event loop's thread in that time, which may
+    overlap with the engine's; what neither of the two did was waiting for tools."""
+    tools = max(0.0, rollout_s - stats.busy_s - loop_s)
+    forward = stats.prefill_s + stats.decode_s + stats.sample_s
+    return {
+        "time/prefill_s": stats.prefill_s,
+        "time/decode_s": stats.decode_s,
+        "time/sampling_s": stats.sample_s,
+        "time/tools_s": tools,
+        "time/python_s": max(0.0, rollout_s - forward - tools),
+        "rollout/prefill_tokens": float(stats.prefill_tokens),
+    }
 
 
 def eval_metrics(result: EvalResult) -> dict[str, float]:

@@ -13,9 +13,12 @@ from palestra.data.dialogues import make_dialogues
 from palestra.model.lora import add_lora, base_model, is_adapter, trainable_report
 from palestra.train import setup
 from palestra.train.config import EvalConfig, RLConfig, SFTConfig, SFTSettings, learning_rate
+from palestra.train.evaluation import plan_eval
 from palestra.train.prefer import prepare
 from palestra.train.prefer import steps_of as preference_steps
 from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, RewardModelConfig
+from palestra.train.reference import load_teacher
+from palestra.train.sample_config import SampleConfig
 from palestra.train.sft import steps_of
 
 _GIB = 2**30
@@ -24,8 +27,8 @@ _GIB = 2**30
 def describe(config: Config) -> str:
     """The resolved config and its consequences as text: groups, tokens, optimiser steps, divisors, parameters,
     memory. Loads the model (for its sizes) and checks every name and data file; writes nothing."""
-    plans = {RLConfig: _rl, SFTConfig: _sft, PreferConfig: _prefer, RewardModelConfig: _reward_model, EvalConfig: _eval}
-    lines = plans[type(config)](config)  # type: ignore[operator]
+    plans = {RLConfig: _rl, SFTConfig: _sft, PreferConfig: _prefer, RewardModelConfig: _reward_model}
+    lines = (plans | {SampleConfig: _sample, EvalConfig: plan_eval})[type(config)](config)  # type: ignore[operator]
     return dump(config).rstrip() + "\n\n" + "\n".join(f"# {line}" for line in lines) + "\n"
 
 
@@ -41,9 +44,11 @@ class _Model:
     bytes_each: int
 
     def training_bytes(self, tokens: int, logits: int, *, copies: int, checkpointing: bool) -> int:
-        """Weights, gradients and Adam's two moments, about 16 activations of the hidden size per token and layer
-        (one with checkpointing), and three float32 copies of the logits of ``logits`` trained tokens."""
-        weights = self.parameters * self.bytes_each * copies + self.trainable * (self.bytes_each + 8)
+        """Weights, gradients and Adam's two moments (for short weights with float32 masters and gradients), about 16
+        activations of the hidden size per token and layer (one with checkpointing), and three float32 copies of the
+        logits of ``logits`` trained tokens."""
+        trained = self.bytes_each + 8 if self.bytes_each >= 4 else 16
+        weights = self.parameters * self.bytes_each * copies + self.trainable * trained
         activations = tokens * self.hidden * self.layers * 4 * (1 if checkpointing else 16)
         return weights + activations + 3 * 4 * logits * self.vocabulary
 
@@ -72,7 +77,9 @@ def _rl(config: RLConfig) -> list[str]:
     longest = min(config.limits.max_tokens, config.limits.max_turns * config.sampling.max_new_tokens)
     adapter = config.lora is not None
     rate, warning = learning_rate(train, "rl", lora=adapter, from_scratch=config.model.from_scratch)
-    copies = 1 + (algorithm.kl_coef > 0 and not adapter)
+    teacher = load_teacher(config, loaded)
+    copies = 1 + (teacher is None and algorithm.kl_coef > 0 and not adapter)
+    copies += algorithm.needs_critic and algorithm.critic == "separate"
     memory = size.training_bytes(
         algorithm.micro_batch_tokens,
         algorithm.micro_batch_tokens,
@@ -87,6 +94,8 @@ def _rl(config: RLConfig) -> list[str]:
     kl = "no KL term, no reference in memory"
     if algorithm.kl_coef:
         kl = f"KL {algorithm.kl} × {algorithm.kl_coef:g} in the {algorithm.kl_in}"
+    elif teacher is not None:
+        kl = "no KL term beside it"
     tasks = "endless" if world.tasks.size is None else f"{world.tasks.size:,}"
     lines = [
         f"model: {trainable_report(model)}",
@@ -94,14 +103,35 @@ def _rl(config: RLConfig) -> list[str]:
         f"a step: {train.tasks_per_step} tasks × {algorithm.group_size} episodes = {episodes} episodes, "
         f"each up to {longest:,} sampled tokens over {config.limits.max_turns} turns",
         f"the run: {train.steps} steps, {train.steps * episodes:,} episodes, "
-        f"{train.steps * algorithm.updates_per_batch:,} optimiser steps at learning rate {rate:g} "
-        f"({round(train.steps * train.warmup_ratio)} warm-up steps, then linear to 0)",
+        f"{train.steps * algorithm.updates_per_batch * algorithm.minibatches:,} optimiser steps at learning rate "
+        f"{rate:g} ({round(train.steps * train.warmup_ratio)} warm-up steps, then linear to 0)",
         f"loss: {algorithm.advantage}, {algorithm.loss}, divided by {divisor}; {kl}",
         f"memory: about {memory / _GIB:.1f} GiB for an update of {algorithm.micro_batch_tokens:,} tokens",
     ]
+    lines[3:3] = _drawn_again(config)
+    if teacher is not None:
+        weights = sum(p.numel() * p.element_size() for p in teacher.model.parameters())
+        lines[1:1] = [f"teacher: {teacher.source}, {weights / _GIB:.1f} GiB beside the memory below"]
     if config.warmup is not None:
         lines.insert(3, "warm-up: " + _supervised(config.warmup, config.seed, adapter, config.model.from_scratch))
     return [*lines, *([f"warning: {warning}"] if warning else [])]
+
+
+def _drawn_again(config: RLConfig) -> list[str]:
+    """What happens to groups that nothing can be learned from."""
+    algorithm, tasks = config.algorithm, config.train.tasks_per_step
+    said = []
+    if algorithm.dynamic_sampling:
+        said.append("dynamic sampling: groups of equal rewards are left out of the update")
+    if algorithm.max_gen_batches > 1:
+        most = tasks * algorithm.max_gen_batches
+        said.append(
+            f"refill: groups left out or failed are replaced by fresh tasks, drawn at most {algorithm.max_gen_batches} "
+            f"times a step: at most {most} tasks × {algorithm.group_size} = {most * algorithm.group_size:,} episodes"
+        )
+    if algorithm.mask_truncated:
+        said.append("episodes that a limit ends have no gradient")
+    return said
 
 
 def _sft(config: SFTConfig) -> list[str]:
@@ -179,11 +209,18 @@ def _pairs(
     ]
 
 
-def _eval(config: EvalConfig) -> list[str]:
+def _sample(config: SampleConfig) -> list[str]:
     loaded = setup.load(config.model)
-    setup.make_world(config, loaded)
-    tasks = setup.eval_tasks(config, config.eval, config.eval.size)
-    return [
+    world, chosen = setup.make_world(config, loaded), config.sample
+    tasks = chosen.tasks if world.tasks.size is None else min(chosen.tasks, world.tasks.size)
+    lines = [
         f"model: {sum(p.numel() for p in loaded.model.parameters()):,} parameters",
-        f"{len(tasks):,} held-out tasks, temperature {config.eval.temperature:g}, accuracy by {config.eval.metric!r}",
+        f"{tasks:,} tasks × {chosen.group_size} episodes = {tasks * chosen.group_size:,} episodes, each up to "
+        f"{config.episode_tokens:,} sampled tokens, temperature {config.sampling.temperature:g}",
     ]
+    if (kept := chosen.dialogues) is not None:
+        least = "" if kept.threshold is None else f" with a reward of at least {kept.threshold:g}"
+        lines.append(f"dialogues: the best {kept.keep} of each task{least}, in {config.out}/dialogues.jsonl")
+    if chosen.pairs is not None:
+        lines.append(f"pairs: up to {chosen.pairs.per_task} of each task, in {config.out}/pairs.jsonl")
+    return lines

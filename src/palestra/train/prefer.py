@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from palestra.run.directory import Run
 from palestra.run.interrupt import deferred
 from palestra.run.progress import Progress
 from palestra.train import setup, sft
-from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
+from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import Choice, learning_rate
+from palestra.train.faults import Faults
 from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, PreferenceSettings
 
 Results = dict[str, dict[str, float]]
@@ -145,11 +147,16 @@ class Session:
     results: Results | None = None
     last: dict[str, float] | None = None
     checkpoint: Path | None = None
+    faults: Faults = field(init=False)
+
+    def __post_init__(self) -> None:
+        tell, most = partial(self.progress.note, warning=True), self.settings.max_nonfinite
+        self.faults = Faults(self.run.path, self.settings.micro_batch_tokens, most, phase=self.area, tell=tell)
 
     def resume(self, found: Path | None) -> None:
         """Go on where a checkpoint stands, or forget what a run logged that never came to one."""
         if found is not None:
-            self.at = sft.restore_trainer(found, self.optimizer, self.scheduler)
+            self.at = sft.restore_trainer(found, self.optimizer, self.scheduler, self.faults.guard)
             self.results = dict(load_checkpoint(found, verify=False).trainer["results"])
             self.checkpoint = found
         self.run.rewind(self.at if found is not None else -1)
@@ -165,7 +172,7 @@ class Session:
             self.run.log(0, results["before"], phase=self.area)
         units = order(len(data), self.config.seed)
         if self.at == 0:
-            torch.manual_seed(self.config.seed)  # of dropout; later steps go on with what the checkpoint holds
+            seed_rng(self.config.seed)  # of dropout; later steps go on with what the checkpoint holds
         began_at, size = self.at, self.settings.batch_size
         for _ in range(self.at * size):
             next(units)
@@ -195,6 +202,7 @@ class Session:
             self.optimizer,
             max_tokens=self.settings.micro_batch_tokens,
             max_grad_norm=self.settings.max_grad_norm,
+            guard=self.faults.guard,
         )
         self.scheduler.step()
         self.at += 1
@@ -207,21 +215,25 @@ class Session:
         self.last = metrics
         self.run.log(self.at, metrics, phase=self.area)
         self.progress.update(self.at, metrics)
+        self.faults.settle(self.at)
         if self.config.save_every and self.at % self.config.save_every == 0 and self.at < steps:
             self.save()
 
     def _measured(self, held_out: Comparisons) -> dict[str, float]:
-        found = measure(self.objective, held_out, max_tokens=self.settings.micro_batch_tokens)
+        most, guard = self.settings.micro_batch_tokens, self.faults.guard
+        found = measure(self.objective, held_out, max_tokens=most, guard=guard)
         return {f"eval/{name}": value for name, value in found.items()}
 
     def save(self) -> None:
         """A checkpoint of the last whole step."""
+        more: Any = {"step": self.at, "results": self.results}
+        state = sft.trainer_state(self.optimizer, self.scheduler, self.faults.guard, **more)
         self.checkpoint = save_checkpoint(
             self.run.path / "checkpoints",
             self.at,
             model=self.saved,
             tokenizer=self.tokenizer,
-            trainer_state=sft.trainer_state(self.optimizer, self.scheduler, step=self.at, results=self.results),
+            trainer_state=state,
             keep_last=self.config.keep_last,
         )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: play groups, score them, learn from them, hand the new weights to the engine. ``palestra rl``.
 
-Follow one batch: :meth:`RLTrainer.step` → ``collect`` → ``Rubric.score`` → ``rows`` → ``annotate`` →
+Follow one batch: :meth:`RLTrainer.step` → ``draw_groups`` (``collect`` → ``Rubric.score``) → ``rows`` → ``annotate`` →
 ``train_step`` → ``Engine.load_weights``.
 """
 
@@ -10,36 +10,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from palestra.data.dialogues import make_dialogues
 from palestra.data.source import Cursor
 from palestra.engine import canary
-from palestra.errors import RunError
+from palestra.engine.base import Engine
 from palestra.eval.evaluate import EvalResult, evaluate
-from palestra.learn import batch as learn_batch
 from palestra.learn.batch import Rows, Sample
 from palestra.learn.klcontrol import KLController
-from palestra.learn.policy import frozen_copy
+from palestra.learn.robust import TrainingError
 from palestra.learn.update import annotate, train_step
 from palestra.model.loading import LoadedModel
 from palestra.model.lora import add_lora
-from palestra.rollout.collect import collect
 from palestra.rollout.dump import write_rollouts
 from palestra.rollout.failures import Failures
+from palestra.rollout.seeds import noise_key
 from palestra.run.directory import Run, check_free
 from palestra.run.health import Watch
 from palestra.run.progress import Progress
 from palestra.train import setup, sft
-from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
+from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
-from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics
+from palestra.train.faults import Faults
+from palestra.train.groups import draw_groups, learnable
+from palestra.train.learner import critic_state, make_learner, restore_critic
+from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, rollout_timings
+from palestra.train.reference import keep_reference, load_teacher
+from palestra.train.schedule import sampler
 from palestra.types import Group
 
 
@@ -52,12 +54,14 @@ class Prepared:
     world: setup.World
     demonstrations: Sequence[Sample]
     began: float
+    teacher: LoadedModel | None = None
 
 
 def prepare(config: RLConfig) -> Prepared:
     """Load and check everything a run needs; a mistake of the user raises its UserError here."""
     began = time.perf_counter()
     loaded = setup.load(config.model)
+    teacher = load_teacher(config, loaded)
     world = setup.make_world(config, loaded)
     world.env_factory()
     if config.eval.size:
@@ -68,7 +72,7 @@ def prepare(config: RLConfig) -> Prepared:
         samples = sft.dialogue_samples(
             dialogues, world.renderer, max_length=warmup.max_length, env_factory=world.env_factory
         )
-    return Prepared(config, loaded, world, samples, began)
+    return Prepared(config, loaded, world, samples, began, teacher)
 
 
 class RLTrainer:
@@ -78,14 +82,18 @@ class RLTrainer:
     call them itself.
     """
 
-    def __init__(self, prepared: Prepared, run: Run, *, progress: Progress, resume: bool = False) -> None:
+    def __init__(
+        self, prepared: Prepared, run: Run, *, progress: Progress, resume: bool = False, checkpoint: Path | None = None
+    ) -> None:
+        """resume: go on from the run's newest checkpoint; checkpoint: from this one."""
         config = prepared.config
         self.config, self.run_dir, self.progress = config, run, progress
         self.loaded, self.world, self.demonstrations = prepared.loaded, prepared.world, prepared.demonstrations
+        self.teacher = prepared.teacher
         self.checkpoints = run.path / "checkpoints"
         tell = partial(progress.note, warning=True)
         self.health = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=tell)
-        found = latest_checkpoint(self.checkpoints) if resume else None
+        found = checkpoint or (latest_checkpoint(self.checkpoints) if resume else None)
         model = restore_model(found, self.loaded.model) if found else self.loaded.model
         if config.lora is not None and found is None:
             model = add_lora(model, config.lora, seed=config.seed)
@@ -95,10 +103,14 @@ class RLTrainer:
         self._resume, self._resumed = resume, found
         self.facts: dict[str, Any] = {}
         self.failures = Failures()
+        tokens, most = config.algorithm.micro_batch_tokens, config.train.max_nonfinite
+        self.faults = Faults(run.path, tokens, most, phase="rl", tell=tell)
+        self._saved = 0
         self._score: float | None = None
         control = config.algorithm.kl_control
         self.kl = KLController(control, config.algorithm.kl_coef) if control is not None else None
         self.engine = setup.make_engine(config, model, self.world.renderer)
+        self.sampler: Engine = self.engine
         self.results: dict[str, dict[str, Any] | None] = {}
         self._updating = False
         self._began = prepared.began
@@ -121,8 +133,9 @@ class RLTrainer:
         """Wrong log-probs stop the run here; a batch-dependent decode is said, for then runs do not repeat."""
         heard = canary.sing(self.engine, self.model)
         self.facts = {"engine": {"logprob_gap": heard.max_difference, "batch_invariant": heard.batch_invariant}}
-        if not heard.batch_invariant:
-            self.progress.note("decoding depends on the batch here: this run will not repeat bit for bit", warning=True)
+        self.sampler, said = sampler(self.config, self.engine, batch_invariant=heard.batch_invariant)
+        if said is not None:
+            self.progress.note(said, warning=True)
 
     def _warm_up(self) -> None:
         """Supervised training on demonstrations, with its own optimiser; interrupted, it goes on where it was."""
@@ -136,7 +149,9 @@ class RLTrainer:
         policy = sft.make_policy(self.model, settings, reference=False)
         steps = sft.steps_of(settings, len(samples))
         optimizer, scheduler = sft.make_optimisers(policy, settings, rate=self._rate("sft"), steps=steps)
-        at = sft.restore_trainer(found, optimizer, scheduler) if found is not None else 0
+        tell, most = partial(self.progress.note, warning=True), settings.max_nonfinite
+        faults = Faults(self.run_dir.path, settings.micro_batch_tokens, most, phase="sft", tell=tell)
+        at = sft.restore_trainer(found, optimizer, scheduler, faults.guard) if found is not None else 0
         self.run_dir.rewind(at if at else -1)
         self.progress.phase("warm-up (SFT)", total=steps, done=at)
 
@@ -148,47 +163,39 @@ class RLTrainer:
             self._log(step, metrics, "sft")
             self.progress.update(step, metrics)
             at = step
+            faults.settle(step)
 
         try:
-            sft.fit(policy, samples, settings, optimizer, scheduler, seed=self.config.seed, start=at, on_step=on_step)
-        except KeyboardInterrupt:
-            state = sft.trainer_state(optimizer, scheduler, step=at)
+            how: Any = {"seed": self.config.seed, "start": at, "guard": faults.guard, "on_step": on_step}
+            sft.fit(policy, samples, settings, optimizer, scheduler, **how)
+        except (KeyboardInterrupt, TrainingError):
+            state = sft.trainer_state(optimizer, scheduler, faults.guard, step=at)
             save_checkpoint(kept, at, model=self.model, tokenizer=self.loaded.tokenizer, trainer_state=state)
             raise
 
     def begin_rl(self) -> None:
-        """The reference is the policy after the warm-up, before the first update."""
+        """The reference is a teacher, or the policy after the warm-up, before the first update."""
         config = self.config
-        self.policy = sft.make_policy(self.model, config.train, reference=self._reference())
-        self.optimizer, self.scheduler = sft.make_optimisers(
-            self.policy, config.train, rate=self._rate("rl"), steps=config.train.steps
-        )
-        if self._resumed is not None:
-            self.steps_done = sft.restore_trainer(self._resumed, self.optimizer, self.scheduler)
+        kept, resumed = self.run_dir.path / "reference", self._resumed is not None
+        reference = keep_reference(config, self.model, self.loaded.tokenizer, self.teacher, kept, resumed=resumed)
+        learner = make_learner(config, self.model, reference=reference, rate=self._rate("rl"))
+        self.policy, self.optimizer, self.scheduler = learner
+        if self._resumed is None:
+            seed_rng(config.seed)
+        else:
             state: Any = load_checkpoint(self._resumed)
+            restore_critic(self.policy, state.trainer)
+            self.steps_done = sft.restore_trainer(self._resumed, self.optimizer, self.scheduler, self.faults.guard)
             self.cursor = Cursor.from_dict(state.trainer["cursor"])
             if self.kl is not None:
                 self.kl.load_state_dict(state.trainer["kl"])
-            self.version = self.steps_done
+            self.version = self._saved = self.steps_done
             self.results = dict(state.trainer["results"])
-            # Step 0 is the evaluation before, which is played again when nothing else was done.
-            self.run_dir.rewind(self.steps_done or -1, phase="rl")
+            self.world.remember(state.trainer.get("rewards", {}))
+        # Step 0 is the evaluation before, which is played again when nothing else was done.
+        self.run_dir.rewind(self.steps_done or -1, phase="rl")
+        self._remembered = self.world.remembered()
         self.engine.load_weights(self.model, self.version)
-
-    def _reference(self) -> bool | nn.Module:
-        """What the KL term pulls towards. A fresh adapter's is the base under it. Otherwise a copy, which is also
-        kept in the run directory: a resumed run must not be pulled towards the weights it was interrupted at."""
-        config = self.config
-        if not config.algorithm.kl_coef or (config.lora is not None and config.warmup is None):
-            return config.algorithm.kl_coef > 0
-        kept = self.run_dir.path / "reference"
-        if self._resumed is None:
-            save_checkpoint(kept, 0, model=self.model, tokenizer=self.loaded.tokenizer, trainer_state={}, keep_last=1)
-            return frozen_copy(self.model)
-        found = latest_checkpoint(kept)
-        if found is None:
-            raise RunError(f"{kept} is missing, so the KL term has no reference; start again in another --out")
-        return restore_model(found, frozen_copy(self.model))
 
     async def _loop(self) -> None:
         """Steps until the end; what happens around a step is decided here, what happens in it in :meth:`step`."""
@@ -205,6 +212,7 @@ class RLTrainer:
                     metrics |= eval_metrics(await self._play_held_out(settings.curve_size))
                 self._log(at, metrics, "rl")
                 self.progress.update(at, metrics)
+                self.faults.settle(at)
                 if self.config.train.save_every and at % self.config.train.save_every == 0 and at < steps:
                     self.save()
         finally:
@@ -217,20 +225,44 @@ class RLTrainer:
     async def step(self) -> dict[str, float]:
         """One batch, from tasks to new weights in the engine; returns the step's metrics."""
         self._timings = {}
-        began = time.perf_counter()
-        with self._timed("time/rollout_s"):
-            groups, cursor = await self._collect()
-        with self._timed("time/reward_s"):
-            groups = [await self.world.rubric.score(group) for group in groups]
+        self.engine.take_stats()  # what came before is not this step's
+        began, loop_began = time.perf_counter(), time.thread_time()
+        filled = await draw_groups(
+            self.config,
+            self.world,
+            self.sampler,
+            self.cursor,
+            version=lambda: self.version,
+            failures=self.failures,
+            timed=self._timed,
+        )
+        loop_s = time.thread_time() - loop_began - self._timings["time/reward_s"]
+        self._timings |= rollout_timings(self.engine.take_stats(), self._timings["time/rollout_s"], loop_s=loop_s)
+        learned, rows = self.learn(filled.groups, filled.cursor)
+        self._timings["time/step_s"] = time.perf_counter() - began
+        self._dump(filled.groups, rows)
+        learned |= filled.metrics()
+        return learned | rollout_metrics(filled.groups, rows, self.config.eval.metric, self._timings)
+
+    def learn(self, groups: Sequence[Group], cursor: Cursor) -> tuple[dict[str, float], Rows]:
+        """The learning half of a step: scored groups in, new weights in the engine; the metrics, and the rows that
+        they were learned from. cursor: where the tasks of the next step begin."""
         temperature, algorithm = self.config.sampling.temperature, self.config.algorithm
         if self.kl is not None:
             algorithm = algorithm.model_copy(update={"kl_coef": self.kl.coef})
         with self._timed("time/reference_s"):
-            rows = learn_batch.rows(groups, min_group=algorithm.min_group)
-            rows = annotate(self.policy, rows, algorithm, temperature=temperature)
+            selected = learnable(groups, algorithm)
+
+            def annotated(tokens: int) -> Rows:
+                cut = algorithm.model_copy(update={"micro_batch_tokens": tokens})
+                return annotate(self.policy, selected, cut, temperature=temperature)
+
+            rows = self.faults.guard.retried(annotated)
         self._updating = True
         with self._timed("time/update_s"):
-            learned = train_step(self.policy, self.optimizer, self.scheduler, rows, algorithm, temperature=temperature)
+            learner = (self.policy, self.optimizer, self.scheduler)
+            seed = noise_key(self.config.seed, "minibatches", self.steps_done)
+            learned = train_step(*learner, rows, algorithm, temperature=temperature, guard=self.faults.guard, seed=seed)
         learned["train/kl_coef"] = algorithm.kl_coef
         if self.kl is not None:
             self.kl.update(learned.get("train/kl"))
@@ -240,29 +272,8 @@ class RLTrainer:
         size = self.world.tasks.size
         learned["train/epoch"] = cursor.epoch + (cursor.position / size if size else 0.0)
         self.cursor, self.steps_done, self._updating = cursor, self.steps_done + 1, False
-        self._timings["time/step_s"] = time.perf_counter() - began
-        self._dump(groups, rows)
-        return learned | rollout_metrics(groups, rows, self.config.eval.metric, self._timings)
-
-    async def _collect(self) -> tuple[list[Group], Cursor]:
-        config = self.config
-        tasks, cursor = self.world.tasks.take(self.cursor, config.train.tasks_per_step)
-        first = self.steps_done * config.train.tasks_per_step
-        rollout = self.world.rollout(self.engine, config.sampling, purpose="train")
-        groups = collect(
-            list(enumerate(tasks, start=first)),
-            rollout,
-            group_size=config.algorithm.group_size,
-            concurrency=config.train.concurrency,
-            retries=config.train.retries,
-            max_staleness=config.train.max_staleness,
-            version=lambda: self.version,
-            failures=self.failures,
-        )
-        async with aclosing(groups):
-            done = [group async for group in groups]
-        # Groups come back as they finish; learning sees them in the order of their draws, so that runs repeat.
-        return sorted(done, key=lambda g: g.draw), cursor
+        self._remembered = self.world.remembered()
+        return learned, rows
 
     # Around a step ---------------------------------------------------------------------------------------
 
@@ -286,25 +297,30 @@ class RLTrainer:
     async def _play_held_out(self, size: int) -> EvalResult:
         settings = self.config.eval
         sampling = setup.eval_sampling(self.config, settings)
-        return await evaluate(
-            setup.eval_tasks(self.config, settings, size),
-            self.world.rollout(self.engine, sampling, purpose="eval"),
-            self.world.rubric,
-            metric=settings.metric,
-            concurrency=self.config.train.concurrency,
-        )
+        with self.world.forgetting():  # what is measured must not change what training pays
+            return await evaluate(
+                setup.eval_tasks(self.config, settings, size),
+                self.world.rollout(self.sampler, sampling, purpose="eval"),
+                self.world.rubric,
+                metric=settings.metric,
+                concurrency=self.config.train.concurrency,
+            )
 
     def save(self) -> Path:
         """A checkpoint of the last whole step."""
         state = sft.trainer_state(
             self.optimizer,
             self.scheduler,
+            self.faults.guard,
             step=self.steps_done,
             cursor=self.cursor.to_dict(),
             version=self.version,
             results=self.results,
             kl=self.kl.state_dict() if self.kl is not None else None,
+            rewards=self._remembered,
+            critic=critic_state(self.policy),
         )
+        self._saved = self.steps_done
         with self._timed("time/checkpoint_s"):
             return save_checkpoint(
                 self.checkpoints,
@@ -319,7 +335,8 @@ class RLTrainer:
 
     def _dump(self, groups: Sequence[Group], rows: Rows) -> None:
         every, at = self.config.train.dump_every, self.steps_done
-        if at in (1, self.config.train.steps) or (every and at % every == 0):
+        replayable = at == self._saved + 1  # the weights that this step began with are in a checkpoint
+        if replayable or at in (1, self.config.train.steps) or (every and at % every == 0):
             write_rollouts(
                 self.run_dir.path / "rollouts" / f"step_{at:06d}.jsonl.zst",
                 groups,

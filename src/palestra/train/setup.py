@@ -5,8 +5,9 @@ episode. Training and evaluation share this, so a policy meets the same prompts 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from palestra.chat import Renderer, make_renderer
 from palestra.data.source import Cursor, TaskSource, make_source
 from palestra.engine.base import Engine
 from palestra.engine.local import LocalEngine
+from palestra.engine.rounds import Rounds
 from palestra.env import Env, make_env
 from palestra.env.base import Observation
 from palestra.model.loading import LoadedModel, load_model
+from palestra.reward.base import Stateful
 from palestra.reward.build import make_rubric
 from palestra.reward.rubric import Rubric
 from palestra.rollout.collect import Rollout
@@ -29,18 +32,43 @@ from palestra.types import Episode, Task
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """Everything around the policy: how tasks are shown, played and scored."""
+    """Everything around the policy: how tasks are shown, played and scored. memory: what of the scoring remembers."""
 
     config: TaskConfig
     renderer: Renderer
     env_factory: Callable[[], Env]
     rubric: Rubric
     tasks: TaskSource
+    memory: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def remembered(self) -> dict[str, dict[str, Any]]:
+        """For a checkpoint: the states of those rewards that have one, by name."""
+        return {name: reward.state_dict() for name, reward in self.memory.items()}
+
+    def remember(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """The inverse of :meth:`remembered`; a reward without a state in it goes on as it is."""
+        for name, reward in self.memory.items():
+            if name in states:
+                reward.load_state_dict(states[name])
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """What is scored inside leaves no trace in what the rewards remember."""
+        states = self.remembered()
+        try:
+            yield
+        finally:
+            self.remember(states)
 
     def rollout(self, engine: Engine, sampling: SamplingConfig, *, purpose: str) -> Rollout:
         """The call that plays one episode of a task with this engine."""
 
         def play(task: Task, draw: int, member: int) -> Awaitable[Episode]:
+            if isinstance(engine, Rounds):
+                return engine.play(lambda seat: played(seat, task, draw, member))
+            return played(engine, task, draw, member)
+
+        def played(engine: Engine, task: Task, draw: int, member: int) -> Awaitable[Episode]:
             return run_episode(
                 task,
                 env=self.env_factory(),
@@ -65,12 +93,14 @@ def load(config: ModelConfig) -> LoadedModel:
 def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
     """Build what surrounds the policy; every unknown name and option is refused here, before anything runs."""
     renderer = renderer_for(config.renderer, loaded)
+    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain")
     return World(
         config=config,
         renderer=renderer,
         env_factory=make_env(config.env.name, **config.env.options),
-        rubric=make_rubric(config.rewards, chat=config.renderer.name != "plain"),
+        rubric=rubric,
         tasks=make_source(config.data.name, seed=config.seed, **{"split": "train"} | config.data.options),
+        memory=rubric.stateful,
     )
 
 

@@ -22,6 +22,7 @@ from palestra.errors import DataError
 from palestra.learn.batch import Rows, Sample, micro_batches, pack, token_weights
 from palestra.learn.loss import cross_entropy
 from palestra.learn.policy import Policy
+from palestra.learn.robust import Guard
 from palestra.learn.update import linear_schedule, make_optimizer
 from palestra.model.lora import add_lora, is_adapter
 from palestra.run.directory import Run
@@ -29,8 +30,9 @@ from palestra.run.health import Watch
 from palestra.run.interrupt import deferred
 from palestra.run.progress import Progress
 from palestra.train import setup
-from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint
+from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, SFTConfig, SFTSettings, learning_rate
+from palestra.train.faults import Faults
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -87,15 +89,17 @@ def fit(
     *,
     seed: int,
     start: int = 0,
+    guard: Guard | None = None,
     on_step: OnStep,
 ) -> None:
     """Steps ``start``… of supervised training; which dialogues a step sees depends on (seed, step) alone.
 
-    Dropout draws from torch's generator, seeded at step 0; a resumed run brings its state. Ctrl-C strikes between two
-    steps, never within one.
+    Dropout draws from torch's generator; the global generators are seeded at step 0, and a resumed run brings their
+    states. Ctrl-C strikes between two steps, never within one.
     """
     if start == 0:
-        torch.manual_seed(seed)
+        seed_rng(seed)
+    guard = guard or Guard(settings.micro_batch_tokens)
     rows = Rows(tuple(samples))
     indices = order(len(samples), seed)
     for _ in range(start * settings.batch_size):
@@ -104,7 +108,7 @@ def fit(
         for step in range(start, steps_of(settings, len(samples))):
             chosen = [next(indices) for _ in range(settings.batch_size)]
             began = time.perf_counter()
-            metrics = _step(policy, rows, chosen, settings, optimizer)
+            metrics = _step(policy, rows, chosen, settings, optimizer, guard)
             metrics["sft/learning_rate"] = float(optimizer.param_groups[0]["lr"])
             metrics["sft/epoch"] = (step + 1) * settings.batch_size / len(samples)
             scheduler.step()
@@ -114,30 +118,38 @@ def fit(
 
 
 def _step(
-    policy: Policy, rows: Rows, chosen: Sequence[int], settings: SFTSettings, optimizer: torch.optim.Optimizer
+    policy: Policy,
+    rows: Rows,
+    chosen: Sequence[int],
+    settings: SFTSettings,
+    optimizer: torch.optim.Optimizer,
+    guard: Guard,
 ) -> dict[str, float]:
     # A dialogue may be drawn twice within one step; its rows are then two, and both count.
     step_rows = Rows(tuple(rows.samples[i] for i in chosen))
     weights = token_weights(step_rows.samples, "token_mean")
     policy.train_mode(dropout=True)
-    optimizer.zero_grad(set_to_none=True)
-    total, tokens = 0.0, 0
-    for part in micro_batches(step_rows.samples, range(len(chosen)), settings.micro_batch_tokens):
+
+    def backward(part: Sequence[int]) -> float:
         batch = pack(step_rows, weights, part, device=policy.device)
         logprobs, _ = policy.logprobs(batch, dropout=True)
         loss = cross_entropy(logprobs, batch.weights.to(logprobs.dtype))
         loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
-        tokens += sum(len(rows.samples[chosen[i]].tokens) for i in part)
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
-    finite = math.isfinite(norm)
-    if finite:
-        optimizer.step()
+        return float(loss.detach())
+
+    result = guard.update(
+        optimizer,
+        policy.parameters(),
+        lambda tokens: micro_batches(step_rows.samples, range(len(chosen)), tokens),
+        backward,
+        rows=step_rows,
+        max_grad_norm=settings.max_grad_norm,
+    )
     return {
-        "sft/loss": total,
-        "sft/grad_norm": norm,
-        "sft/tokens": float(tokens),
-        "sft/updates_skipped": float(not finite),
+        "sft/loss": result.loss,
+        "sft/grad_norm": result.norm,
+        "sft/tokens": float(sum(len(s.tokens) for s in step_rows.samples)),
+        "sft/updates_skipped": float(not result.taken),
     }
 
 
@@ -159,11 +171,14 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
         policy = make_policy(model, config.sft, reference=False)
         optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
-        watch = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=partial(progress.note, warning=True))
+        tell = partial(progress.note, warning=True)
+        watch = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=tell)
+        faults = Faults(run.path, config.sft.micro_batch_tokens, config.sft.max_nonfinite, phase="sft", tell=tell)
         done = 0
         if found:
-            done = restore_trainer(found, optimizer, scheduler)
-            run.rewind(done)
+            done = restore_trainer(found, optimizer, scheduler, faults.guard)
+        if resume:
+            run.rewind(done if found else -1)
         progress.phase("SFT", total=steps, done=done)
         if warning:
             progress.note(warning, warning=True)
@@ -171,7 +186,7 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
         last: dict[str, float] = {}
 
         def save() -> Path:
-            state = trainer_state(optimizer, scheduler, step=at)
+            state = trainer_state(optimizer, scheduler, faults.guard, step=at)
             things: Any = {"model": model, "tokenizer": loaded.tokenizer, "trainer_state": state}
             return save_checkpoint(checkpoints, at, **things, keep_last=config.keep_last)
 
@@ -181,11 +196,14 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
             watch.observe(step, metrics, phase="sft")
             run.log(step, metrics, phase="sft")
             progress.update(step, metrics)
+            faults.settle(step)
             if config.save_every and step % config.save_every == 0 and step < steps:
                 save()
 
         try:
-            fit(policy, samples, config.sft, optimizer, scheduler, seed=config.seed, start=done, on_step=on_step)
+            optimisers = (optimizer, scheduler)
+            how: Any = {"seed": config.seed, "start": done, "guard": faults.guard, "on_step": on_step}
+            fit(policy, samples, config.sft, *optimisers, **how)
         finally:
             final = save() if at > done else None
         summary = {
@@ -228,22 +246,28 @@ def make_optimisers(
 
 
 def trainer_state(
-    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, **more: Any
+    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler, guard: Guard, **more: Any
 ) -> dict[str, Any]:
     """What a checkpoint keeps beside the weights."""
     from palestra.train.checkpoint import rng_state
 
-    return {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "rng": rng_state(), **more}
+    state = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "guard": guard.state_dict()}
+    return {**state, "rng": rng_state(), **more}
 
 
 def restore_trainer(
-    checkpoint: Path, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LRScheduler
+    checkpoint: Path,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    guard: Guard,
 ) -> int:
-    """Put optimiser, schedule and RNG back as they were; returns the step."""
+    """Put optimiser, schedule, guard and RNG back as they were; returns the step."""
     from palestra.train.checkpoint import set_rng_state
 
     state: Any = load_checkpoint(checkpoint)
     optimizer.load_state_dict(state.trainer["optimizer"])
     scheduler.load_state_dict(state.trainer["scheduler"])
     set_rng_state(state.trainer["rng"])
+    if "guard" in state.trainer:  # checkpoints of the first versions have none
+        guard.load_state_dict(state.trainer["guard"])
     return int(state.trainer["step"])

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimiser and its schedule, the same for every kind of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from palestra.learn.masters import MasterAdamW, has_short
+
+
+def make_optimizer(
+    parameters: Sequence[torch.nn.Parameter],
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    critic: Sequence[torch.nn.Parameter] = (),
+    critic_learning_rate: float | None = None,
+) -> torch.optim.AdamW:
+    """AdamW; matrices decay, norms and biases do not. bfloat16 weights get float32 masters. critic: those of the
+    parameters that have ``critic_learning_rate``."""
+    apart = {id(p) for p in critic}
+    own = [p for p in parameters if id(p) not in apart]
+    groups = [
+        {"params": [p for p in members if (p.ndim > 1) == matrix], "weight_decay": decay, "lr": rate}
+        for members, rate in ((own, learning_rate), (critic, critic_learning_rate or learning_rate))
+        for matrix, decay in ((True, weight_decay), (False, 0.0))
+    ]
+    kind = MasterAdamW if has_short(parameters) else torch.optim.AdamW
+    return kind([g for g in groups if g["params"]], lr=learning_rate, betas=betas)
+
+
+def linear_schedule(
+    optimizer: torch.optim.Optimizer, *, steps: int, warmup_ratio: float
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Linear warm-up over ``warmup_ratio`` of the steps, then linear to 0 after the last.
+
+    With 10 steps and a ratio of 0.2 the factors are 0.5, 1, 1, 7/8, …, 1/8.
+    """
+    warm = round(steps * warmup_ratio)
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / warm
+        return max(0.0, (steps - step) / max(1, steps - warm))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+__all__ = ["linear_schedule", "make_optimizer"]
