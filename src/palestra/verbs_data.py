@@ -11,27 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ConfigDict
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from palestra.config import Config, load, read_yaml
 from palestra.errors import ConfigError
+from palestra.verbs_tables import RED, YELLOW, show_ablation, show_inspection
 
 if TYPE_CHECKING:
     from palestra.data.check import Report, Verify
-    from palestra.reward.inspection import Inspection
-    from palestra.reward.probes import Probe
     from palestra.reward.rubric import Rubric
-    from palestra.types import Task
+    from palestra.types import Group, Task
 
 rewards_app = typer.Typer(help="What a reward pays for.", no_args_is_help=True)
 data_app = typer.Typer(help="Data files: check, augment, measure.", no_args_is_help=True)
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 PROBED_TASKS = 20
-RED, YELLOW = "red", "yellow"
 
 
 @rewards_app.command()
@@ -45,41 +41,118 @@ def inspect(
     rollouts: Annotated[
         Path | None, typer.Option(help="Run or rollouts file to score (default: the config's `out`).")
     ] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="Play so many episodes with the config's model, instead of reading any.")
+    ] = None,
     step: Annotated[int | None, typer.Option(help="Step whose rollouts are read (default: the last).")] = None,
     groups: Annotated[int, typer.Option(min=1, help="How many groups are read.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show what each part of a reward does on recorded episodes, and what probes for hacking would earn.
+    """Show what each part of a reward does on episodes, what probes for hacking would earn, and what to change.
 
-    A config (or an override) scores the episodes again; a run or rollouts file alone shows what was recorded.
+    A config (or an override) scores recorded episodes again; a run or rollouts file alone shows what was recorded;
+    --sample plays episodes as the config's training would begin with.
     """
     from palestra.cli import _told
 
     with _told(debug):
         from dataclasses import asdict
 
-        from palestra.reward.inspection import inspect_groups, score_again
+        from palestra.reward.advice import advise
+        from palestra.reward.inspection import inspect_groups
         from palestra.reward.probes import probe
-        from palestra.rollout.dump import read_rollouts
-        from palestra.run.view import rollouts_of
 
-        config = path if path.suffix in (".yaml", ".yml") else None
-        settings = _rewards_of(config or _config_beside(path), overrides)
-        if config is not None and settings is not None:
-            path = rollouts or Path(settings.out)
-        file = rollouts_of(path, step) if path.is_dir() else path
-        read = list(islice(read_rollouts(file), groups))
-        rubric = None if settings is None else settings.rubric()
-        if rubric is not None and (config is not None or overrides):
-            read = score_again(rubric, read)
+        if sample is None:
+            what, read, rubric = _recorded(path, overrides, rollouts, step, groups)
+        else:
+            what, read, rubric = _sampled(path, overrides, sample, quiet=as_json)
         found = inspect_groups(read)
         probes = probe(rubric, read[:PROBED_TASKS]) if rubric is not None and rubric.functions else []
+        advice = advise(found, rubric)
         if as_json:
-            plain = {"rollouts": str(file), **found.to_dict(), "probes": [asdict(p) for p in probes]}
-            typer.echo(json.dumps(plain, ensure_ascii=False))
+            plain = {"rollouts": what, **found.to_dict(), "probes": [asdict(p) for p in probes]}
+            typer.echo(json.dumps(plain | {"advice": [asdict(a) for a in advice]}, ensure_ascii=False))
             return
-        _show(Console(highlight=False), file, found, probes, rubric)
+        show_inspection(Console(highlight=False), what, found, probes, rubric, advice)
+
+
+Read = tuple[str, "list[Group]", "Rubric | None"]
+"""What was read, the groups, and the rubric where a config names one."""
+
+
+def _recorded(
+    path: Path, overrides: Sequence[str] | None, rollouts: Path | None, step: int | None, groups: int
+) -> Read:
+    from palestra.reward.inspection import score_again
+    from palestra.rollout.dump import read_rollouts
+    from palestra.run.view import rollouts_of
+
+    config = path if path.suffix in (".yaml", ".yml") else None
+    settings = _rewards_of(config or _config_beside(path), overrides)
+    if config is not None and settings is not None:
+        path = rollouts or Path(settings.out)
+    file = rollouts_of(path, step) if path.is_dir() else path
+    read = list(islice(read_rollouts(file), groups))
+    rubric = None if settings is None else settings.rubric()
+    if rubric is not None and (config is not None or overrides):
+        read = score_again(rubric, read)
+    return str(file), read, rubric
+
+
+def _sampled(path: Path, overrides: Sequence[str] | None, episodes: int, *, quiet: bool) -> Read:
+    from palestra.run.progress import Progress
+    from palestra.train.config import RLConfig
+    from palestra.train.played import play_groups
+
+    settings = load(path, list(overrides or ()), RLConfig)
+    with Progress(Console(stderr=True), quiet=quiet) as progress:
+        played, rubric = play_groups(settings, episodes, progress=progress)
+    before = ", before its warm-up" if settings.warmup is not None else ""
+    return f"{path}, played by {settings.model.path}{before}", played, rubric
+
+
+@rewards_app.command()
+def ablate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The config of `palestra rl`.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key.sub=value", help="Overrides of the config, the value as YAML.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the runs go (default: the config's `out` with -ablation behind).")
+    ] = None,
+    parts: Annotated[str, typer.Option(help="Parts to switch off, separated by commas (default: all).")] = "",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind; one cannot tell noise from movement.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each run (default: train.steps).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (also in ablation.json).")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train with one part of the reward off each, and say what that changed. Call it again to go on."""
+    from palestra.cli import _told
+
+    with _told(debug):
+        from palestra.run.progress import Progress
+        from palestra.train.ablate import ablate as run_all
+        from palestra.train.ablate import trials
+        from palestra.train.config import RLConfig
+
+        settings = load(config, list(overrides or ()), RLConfig)
+        where = out or Path(f"{settings.out}-ablation")
+        wanted = [name.strip() for name in parts.split(",") if name.strip()]
+        runs = trials(settings, where, parts=wanted, seeds=seeds, steps=steps)
+        if dry_run:
+            for trial in runs:
+                done = "done" if trial.summary() is not None else f"{trial.config.train.steps} steps"
+                typer.echo(f"{trial.off:>24}  seed {trial.config.seed}  {done:>10}  {trial.folder}")
+            return
+        with Progress(Console(stderr=True, highlight=False), quiet=quiet) as progress:
+            found = run_all(runs, where, progress=progress)
+        if as_json:
+            typer.echo((where / "ablation.json").read_text(encoding="utf-8"))
+        else:
+            show_ablation(Console(highlight=False), found)
 
 
 class RewardsOf(Config):
@@ -115,69 +188,6 @@ def _config_beside(path: Path) -> Path | None:
     """The config of the run that a run directory or rollouts file belongs to."""
     folder = path if path.is_dir() else path.resolve().parent.parent
     return config if (config := folder / "config.yaml").is_file() else None
-
-
-def _show(console: Console, file: Path, found: Inspection, probes: Sequence[Probe], rubric: Rubric | None) -> None:
-    share = "none" if found.no_signal is None else f"{found.no_signal:.0%}"
-    console.print(f"{file}: {found.episodes} episodes in {found.groups} groups, {found.failed} failed")
-    console.print(
-        f"groups without signal (all members alike): {share}", style=RED if (found.no_signal or 0) > 0.5 else ""
-    )
-    console.print(_parts_table(found))
-    for name, count in (rubric.errors if rubric is not None else {}).items():
-        console.print(f"{name}: {count} completions could not be scored: {rubric.last_error[name]}", style=RED)  # type: ignore[union-attr]
-    if found.pairs:
-        console.print(_pairs_table(found))
-    if probes:
-        console.print(_probes_table(probes))
-    elif rubric is None:
-        console.print("no probes: no config beside these rollouts says what is scored", style="dim")
-    else:
-        console.print("no probes: only the environment pays, and probes play nothing", style="dim")
-
-
-def _parts_table(found: Inspection) -> Table:
-    from palestra.run.plot import sparkline
-
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("part", "weight", "mean", "std", "range", "flat", "pull", ""):
-        table.add_column(name, no_wrap=name == "range")
-    for part in found.parts:
-        bars = sparkline(part.histogram, len(part.histogram)) if part.histogram else ""
-        between = "" if part.low is None else f"{part.low:.3g} {bars} {part.high:.3g}"
-        flat = "" if part.flat_groups is None else f"{part.flat_groups:.0%}"
-        pull = "" if part.pull is None else f"{part.pull:+.0%}"
-        notes = [f"{part.missing} unscored"] if part.missing else []
-        notes += [f"counts in {part.counted:.0%}"] if part.counted < 1 and part.scored else []
-        weight = "" if part.name == "reward" else f"{part.weight:g}"
-        table.add_row(part.name, weight, _number(part.mean), _number(part.std), between, flat, pull, ", ".join(notes))
-    table.caption = "flat: groups in which it does not vary; pull: its share of the reward's variance within groups"
-    return table
-
-
-def _pairs_table(found: Inspection) -> Table:
-    meaning = {"conflict": "pull apart: decide which one you want", "same": "say the same: one of them is enough"}
-    table = Table("two parts, within groups", "correlation", "", box=SIMPLE_HEAD)
-    for pair in found.pairs:
-        style = {"conflict": RED, "same": YELLOW}.get(pair.verdict, "")
-        table.add_row(f"{pair.a}, {pair.b}", f"{pair.correlation:+.2f}", Text(meaning.get(pair.verdict, ""), style))
-    return table
-
-
-def _probes_table(probes: Sequence[Probe]) -> Table:
-    from palestra.run.text import visible
-
-    table = Table("a reply of …", "earns", "by part", "", box=SIMPLE_HEAD)
-    for found in probes:
-        parts = ", ".join(f"{name} {value:.3g}" for name, value in found.parts.items())
-        worked = found.name == "answer without work"
-        said = f"{found.verdict}; for example {visible(found.example)[:60]!r}" if found.verdict else ""
-        table.add_row(found.name, _number(found.reward), parts, Text(said, YELLOW if worked else RED))
-    return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 @data_app.command()
@@ -325,10 +335,36 @@ def difficulty(
         from palestra.errors import DataError
         from palestra.rollout.dump import read_rollouts
 
-        files = [f for path in rollouts for f in (sorted(path.glob("rollouts/*")) if path.is_dir() else [path])]
-        rates = pass_rates((group for file in files for group in read_rollouts(file)), part, passed)
+        rates = pass_rates((g for file in _rollout_files(rollouts) for g in read_rollouts(file)), part, passed)
         if not rates:
             raise DataError(f"no episode has a value of the part {part!r}: check --part and the rollouts")
         write_pass_rates(out, rates, part)
         never, always = (sum(r == edge for r in rates.values()) for edge in (0.0, 1.0))
         typer.echo(f"{out}: {len(rates)} tasks, {never} never passed, {always} always")
+
+
+@data_app.command()
+def posed(
+    rollouts: Annotated[
+        list[Path], typer.Argument(metavar="RUN|ROLLOUTS…", help="Run directories (all their rollouts) or files.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where the problems are written, as JSONL.")],
+    debug: Debug = False,
+) -> None:
+    """Collect the problems that a model posed itself (environment `self_question`), each once, with their solutions."""
+    from palestra.cli import _told
+
+    with _told(debug):
+        from palestra.data.posed import posed_rows
+        from palestra.errors import DataError
+        from palestra.rollout.dump import read_rollouts
+
+        rows = list(posed_rows(group for file in _rollout_files(rollouts) for group in read_rollouts(file)))
+        if not rows:
+            raise DataError("no episode posed a problem that could be checked: are these of the env self_question?")
+        out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        typer.echo(f"{out}: {len(rows)} problems")
+
+
+def _rollout_files(paths: Sequence[Path]) -> list[Path]:
+    return [f for path in paths for f in (sorted(path.glob("rollouts/*")) if path.is_dir() else [path])]
