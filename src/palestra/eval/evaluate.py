@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -26,16 +26,19 @@ class Scorer(Protocol):
 class EvalResult:
     """What was measured. Means are over examples; None = nothing to measure it on.
 
-    metric: name of the reward part reported as ``accuracy``. examples: tasks played. scored: those with a value of
-    the metric. errors: infrastructure failures, in no other number. std_error, ci95: of the accuracy, normal
-    approximation; wilson95: of a share, None unless every value lies in [0, 1]. rewards: mean of each part,
-    unweighted. format_rate: the part whose name holds "format". *_mean: per episode. stops: share of each stop
-    reason. truncated_share: episodes cut by a limit. groups: one per task in the order of the tasks, each with its
-    one episode, scored; not part of :meth:`to_dict`.
+    metric: name of the reward part reported as ``accuracy``: the mean over tasks of each one's mean over its samples.
+    examples: tasks played. samples: episodes of each. scored: tasks with a value of the metric. errors: episodes that
+    an infrastructure failure ended, in no other number. std_error, ci95: of the accuracy, normal approximation over
+    tasks (samples of one task are not independent of each other); wilson95: of a share, None unless every value lies
+    in [0, 1]; with several samples it is on the safe side. rewards: mean of each part over episodes, unweighted.
+    format_rate: the part whose name holds "format". *_mean: per episode. stops: share of each stop reason.
+    truncated_share: episodes cut by a limit. groups: one per task in the order of the tasks, each with its episodes,
+    scored; not part of :meth:`to_dict`.
     """
 
     metric: str
     examples: int
+    samples: int
     scored: int
     errors: int
     accuracy: float | None
@@ -66,41 +69,50 @@ async def evaluate(
     rubric: Scorer,
     *,
     metric: str = "accuracy",
+    samples: int = 1,
     concurrency: int = 64,
     retries: int = 1,
+    on_group: Callable[[Group], None] | None = None,
 ) -> EvalResult:
-    """Play every task once and score it.
+    """Play every task ``samples`` times and score it.
 
-    ``rollout`` is called as ``collect`` calls it in training, with the task's position as draw and member 0; let
-    it pass ``purpose="eval"`` to ``run_episode``, and evaluation draws no randomness that training would have
-    drawn. Raises DataError for no tasks, ConfigError when no reward part is called ``metric``.
+    ``rollout`` is called as ``collect`` calls it in training, with the task's position as draw; let it pass
+    ``purpose="eval"`` to ``run_episode``, and evaluation draws no randomness that training would have drawn.
+    on_group: told of each scored group as it is done. Raises DataError for no tasks, ConfigError when no reward part
+    is called ``metric``.
     """
     if not tasks:
         raise DataError("there is no task to evaluate on")
     begin = time.perf_counter()
     groups: dict[int, Group] = {}
-    played = collect(enumerate(tasks), rollout, group_size=1, concurrency=concurrency, retries=retries, min_group=1)
+    played = collect(
+        enumerate(tasks), rollout, group_size=samples, concurrency=concurrency, retries=retries, min_group=1
+    )
     async with contextlib.aclosing(played):
         async for group in played:
-            groups[group.draw] = await rubric.score(group)
+            groups[group.draw] = scored = await rubric.score(group)
+            if on_group is not None:
+                on_group(scored)
     ordered = tuple(groups[draw] for draw in sorted(groups))
-    return _result(metric, ordered, time.perf_counter() - begin)
+    return result_of(ordered, metric, seconds=time.perf_counter() - begin, samples=samples)
 
 
-def _result(metric: str, groups: tuple[Group, ...], seconds: float) -> EvalResult:
+def result_of(groups: Sequence[Group], metric: str, *, seconds: float, samples: int = 1) -> EvalResult:
+    """The numbers of groups that are played and scored."""
     episodes = [e for g in groups for e in g.episodes]
     good = [e for e in episodes if e.error is None]
     parts = _parts(good)
     if good and metric not in parts:
         scored = ", ".join(sorted(parts)) or "none"
         raise ConfigError(f"evaluation reports the reward {metric!r}, which was not scored; parts: {scored}")
-    values = parts.get(metric, [])
+    values = [m for g in groups if (m := task_mean(g, metric)) is not None]
     means = {name: m for name, v in sorted(parts.items()) if (m := mean(v)) is not None}
     stops = Counter(e.stop.value for e in good)
     share = all(0 <= v <= 1 for v in values)
     return EvalResult(
         metric=metric,
-        examples=len(episodes),
+        examples=len(groups),
+        samples=samples,
         scored=len(values),
         errors=len(episodes) - len(good),
         accuracy=mean(values),
@@ -115,18 +127,28 @@ def _result(metric: str, groups: tuple[Group, ...], seconds: float) -> EvalResul
         truncated_share=mean([float(e.stop.truncated) for e in good]),
         stops={name: count / len(good) for name, count in sorted(stops.items())},
         seconds=seconds,
-        groups=groups,
+        groups=tuple(groups),
     )
 
 
+def value_of(episode: Episode, part: str) -> float | None:
+    """The value of a reward part: the mean over the episode's trajectories that have one; None where none has, and
+    for an episode that failed."""
+    terms = [t.rewards[part].value for t in episode.trajectories if part in t.rewards]
+    return mean([v for v in terms if v is not None]) if episode.error is None else None
+
+
+def task_mean(group: Group, part: str) -> float | None:
+    """The mean of a reward part over the samples of a task that have a value."""
+    return mean([v for e in group.episodes if (v := value_of(e, part)) is not None])
+
+
 def _parts(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Values of each reward part, one per episode that has it: the mean over its trajectories, abstentions left out.
-    A part on which every episode abstained is listed, empty."""
+    """Values of each reward part, one per episode that has it, abstentions left out. A part on which every episode
+    abstained is listed, empty."""
     parts: dict[str, list[float]] = {}
     for episode in episodes:
-        names = dict.fromkeys(name for t in episode.trajectories for name in t.rewards)
-        for name in names:
-            terms = [t.rewards[name].value for t in episode.trajectories if name in t.rewards]
-            value = mean([v for v in terms if v is not None])
+        for name in dict.fromkeys(name for t in episode.trajectories for name in t.rewards):
+            value = value_of(episode, name)
             parts.setdefault(name, []).extend([] if value is None else [value])
     return parts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers about numbers: intervals and pass@k."""
+"""Numbers about numbers: intervals, pass@k, pass^k, a paired test."""
 
 from __future__ import annotations
 
@@ -66,3 +66,44 @@ def pass_at_k(n: int, c: int, k: int) -> float | None:
     if n - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - c + 1, n + 1))
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float | None:
+    """Unbiased pass^k, the chance that k tries all succeed: C(c, k) / C(n, k) (Yao et al. 2024, arXiv:2406.12045).
+
+    None when k > n. Raises ValueError unless 0 <= c <= n and k >= 1.
+
+    >>> pass_hat_k(4, 3, 1), pass_hat_k(4, 3, 2), pass_hat_k(4, 3, 4), pass_hat_k(4, 3, 5)
+    (0.75, 0.5, 0.0, None)
+    """
+    if not 0 <= c <= n or k < 1:
+        raise ValueError(f"pass_hat_k needs 0 <= c <= n and k >= 1, not n={n}, c={c}, k={k}")
+    return None if k > n else math.prod((c - i) / (n - i) for i in range(k))
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Exact two-sided p-value that as uneven a split of changes, or a more uneven one, comes from a fair coin.
+
+    For pairs of right and wrong this is McNemar's exact test: only the pairs that changed count.
+
+    >>> sign_test(5, 0), sign_test(3, 3), sign_test(0, 0)
+    (0.0625, 1.0, 1.0)
+    """
+    n = better + worse
+    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / float(2**n))
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The value below which ``share`` of the values lie, by linear interpolation; None of none.
+
+    >>> quantile([4.0, 1.0, 2.0, 3.0], 0.5), quantile([], 0.5)
+    (2.5, None)
+    """
+    if not values:
+        return None
+    ranked = sorted(values)
+    at = share * (len(ranked) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (at - low) * (ranked[high] - ranked[low])
