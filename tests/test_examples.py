@@ -23,7 +23,8 @@ from palestra.train.plan import describe
 from palestra.train.rl import train_rl
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-CONFIGS = [p for p in sorted(EXAMPLES.glob("*.yaml")) if not p.stem.startswith(("prefer", "reward_model"))]
+OTHERS = ("prefer", "reward_model", "pipeline", "sweep")
+CONFIGS = [p for p in sorted(EXAMPLES.glob("*.yaml")) if not p.stem.startswith(OTHERS)]
 ROW = {"question": "Half of 96?", "answer": "<<96/2=48>>48\n#### 48"}
 
 
