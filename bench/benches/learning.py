@@ -33,10 +33,10 @@ def _race(lab: Lab) -> _Race:
     return _Race((0,), 2, 2, 4, 2) if lab.settings.quick else _Race()
 
 
-def _warm_start(lab: Lab, race: _Race, seed: int) -> str:
-    """The checkpoint that everyone begins from, made once."""
+def warm_start(lab: Lab, seed: int, warmup: int | None) -> str:
+    """The checkpoint that everyone begins from, made once: the demo's warm-up, or ``warmup`` steps of it."""
     out = str(lab.settings.models / f"warm-start-{seed}{'-quick' if lab.settings.quick else ''}")
-    config = {"work": "warm_start", "out": out, "seed": seed, "warmup": race.warmup}
+    config = {"work": "warm_start", "out": out, "seed": seed, "warmup": warmup}
     with lab.crew({"ours": Member("ours", config)}) as crew:
         crew.once("ours", {})
     return out
@@ -52,7 +52,7 @@ def learn(lab: Lab) -> Iterator[Row]:
     curves: dict[str, list[list[float]]] = {"ours": [], "trl": []}
     absent: dict[str, str] = {}
     for seed in race.seeds:
-        start = _warm_start(lab, race, seed)
+        start = warm_start(lab, seed, race.warmup)
         members = {
             "ours": Member("ours", _ours(start, race, seed, dtype)),
             "trl": Member("trl", _trl(start, race, seed)),
@@ -143,7 +143,7 @@ def learn_bf16(lab: Lab) -> Iterator[Row]:
     curves: dict[str, list[list[float]]] = {}
     for name, each in (("ours", dtype), ("float32", "float32")):
         for seed in race.seeds:
-            config = _ours(_warm_start(lab, race, seed), race, seed, each)
+            config = _ours(warm_start(lab, seed, race.warmup), race, seed, each)
             with lab.crew({"ours": Member("ours", config)}) as crew:
                 blocks = [crew.once("ours", {"steps": BLOCK}) for _ in range(race.steps // BLOCK)]
             curves.setdefault(name, []).append([block["accuracy"] for block in blocks])

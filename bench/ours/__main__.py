@@ -21,6 +21,7 @@ WORKS = {
     "dpo": "bench.ours.supervised",
     "warm_start": "bench.ours.learning",
     "learning": "bench.ours.learning",
+    "algorithm": "bench.ours.algorithms",
 }
 """What can be asked for, and the module whose function of that name prepares it."""
 
