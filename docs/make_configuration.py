@@ -38,6 +38,7 @@ from palestra.train.config import (
     TrainSettings,
 )
 from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, RewardModelConfig
+from palestra.train.sample_config import SampleConfig, SampleSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
 
@@ -46,16 +47,16 @@ HEAD = """# Configuration
 Written by `docs/make_configuration.py` from the code; edit the docstrings there, not this page.
 
 A config is one YAML file with one root: `RLConfig` for `palestra rl`, `SFTConfig` for `palestra sft`, `PreferConfig`
-for `palestra prefer`, `RewardModelConfig` for `palestra reward-model`, `EvalConfig` for `palestra eval`. Any key can be
-given on the command line as `key.sub=value`. A key that nobody reads is refused, with the nearest right one.
-`palestra VERB CONFIG.yaml --dry-run` prints every key as it will be used. How YAML is read:
+for `palestra prefer`, `RewardModelConfig` for `palestra reward-model`, `EvalConfig` for `palestra eval`, `SampleConfig`
+for `palestra sample`. Any key can be given on the command line as `key.sub=value`. A key that nobody reads is refused,
+with the nearest right one. `palestra VERB CONFIG.yaml --dry-run` prints every key as it will be used. How YAML is read:
 [formats.md](formats.md).
 
 `Choice` means a registered thing by name with its own options beside it, `env: {name: calculator, max_steps: 4}`, or
 the name alone, `env: calculator`. `model: PATH` stands for `model: {path: PATH}` in the same way.
 """
 
-ROOTS: tuple[type[Config], ...] = (RLConfig, SFTConfig, PreferConfig, RewardModelConfig, EvalConfig)
+ROOTS: tuple[type[Config], ...] = (RLConfig, SFTConfig, PreferConfig, RewardModelConfig, EvalConfig, SampleConfig)
 
 MEANINGS: dict[type[Config], dict[str, str]] = {
     TaskConfig: {
@@ -63,9 +64,9 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "out": "The run directory; one run each.",
         "model": "Which model, see ModelConfig.",
         "data": "A source of tasks: `arithmetic`, `word_problems`, `gsm8k`, `jsonl`, `table`, `math`, `stream`, "
-        "`curriculum`, or your own.",
+        "`curriculum`, `reasoning_gym`, or your own.",
         "env": "What the agent acts on: `calculator`, `calculator_tools`, `pocket_calculator`, `self_refine`, "
-        "`tool_env`, your own, or `module:Class`.",
+        "`self_question`, `tool_env`, your own, or `module:Class`.",
         "renderer": "How messages become tokens: `chat` (the model's own template; option `tools`: template, system or "
         "error) or `plain` (contents one after another).",
         "rewards": "Part → weight, or part → {function, weight, gate, options}. A function is registered, or "
@@ -105,7 +106,12 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
     },
     PreferConfig: {"prefer": "The training itself, see PreferenceSettings."},
     RewardModelConfig: {"reward_model": "The training itself, see RewardModelSettings."},
-    EvalConfig: {"eval": "What is measured, see EvalSettings."},
+    SampleConfig: {"sample": "What is played and what is made of it, see SampleSettings."},
+    SampleSettings: {
+        "tasks": "Tasks of the training split; fewer where there are fewer.",
+        "group_size": "Episodes per task (also `n` or `num_generations`).",
+    },
+    EvalConfig: {"eval": "What is measured, see EvaluationSettings."},
     Choice: {"name": "The registered name."},
     ModelConfig: {"device": "`auto` (CUDA, else MPS, else CPU), `cpu`, `cuda` or `mps`."},
     OptimConfig: {
@@ -133,7 +139,8 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "max_staleness": "Policy versions between sampling and training; the loop here is synchronous, so 0.",
         "save_every": "Steps between checkpoints (0 = only before the first and after the last step).",
         "keep_last": "How many checkpoints stay.",
-        "dump_every": "Steps between rollout files; the first and the last step always have one.",
+        "dump_every": "Steps between rollout files; the first and the last step always have one, and so has the first "
+        "after each checkpoint.",
     },
     AlgorithmConfig: {
         "preset": "Names a set of parts, see below.",
@@ -141,14 +148,16 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
     },
     UpdateConfig: {
         "advantage": "`group_zscore`, `group_mean`, `group_mean_batch_std`, `rloo`, `rloo_zscore`, `reinforce`, "
-        "`reinforce_baseline`, `reinforce_pp`, `reinforce_pp_baseline`, or your own.",
+        "`reinforce_baseline`, `reinforce_pp`, `reinforce_pp_baseline`, `turn_group_mean`, `turn_group_zscore`, `gae`, "
+        "`gae_turns`, `best_of_group`, `distill`, `nothing`, or your own.",
         "advantage_eps": "Added to the deviation of a group.",
         "loss": "`clip`, `reinforce`, `gspo`, `gspo_token`, `cispo`, or your own.",
         "clip_low": "The ratio counts from 1 − clip_low; 1 = no lower bound.",
         "clip_high": "The ratio counts up to 1 + clip_high.",
-        "kl": "Estimator of the KL term: `k2` or `k3` in the loss, `k1` in the reward (or in the loss with "
-        "`kl_importance`).",
-        "updates_per_batch": "Passes over the same rows, each one optimiser step.",
+        "kl": "Estimator of the KL term: `k2`, `k3` or `full` (exact, from whole distributions) in the loss, `k1` in "
+        "the reward (or in the loss with `kl_importance`).",
+        "updates_per_batch": "Passes over the same rows, each one optimiser step per minibatch.",
+        "minibatches": "Parts to which each pass deals the episodes; the seed and the step fix who goes where.",
         "reduction": "`sequence_mean` (per episode, then over episodes), `token_mean` or `constant`.",
         "micro_batch_tokens": "Bounds the memory of one forward and backward pass; does not change the result.",
         "max_grad_norm": "The gradient is scaled down to this norm.",

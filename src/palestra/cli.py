@@ -25,6 +25,9 @@ from palestra import config as configuration
 from palestra.errors import UserError
 from palestra.run.progress import Progress, clock, number
 from palestra.verbs_data import data_app, rewards_app
+from palestra.verbs_eval import add_verbs as add_eval_verbs
+from palestra.verbs_pipeline import add_verbs as add_pipeline_verbs
+from palestra.verbs_rollouts import add_verbs as add_rollout_verbs
 
 C = TypeVar("C", bound=configuration.Config)
 
@@ -38,6 +41,9 @@ app = typer.Typer(
 
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(data_app, name="data")
+add_rollout_verbs(app)
+add_pipeline_verbs(app)
+add_eval_verbs(app)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The config file.")]
 Overrides = Annotated[
@@ -171,31 +177,6 @@ def evaluate(
 
 
 @app.command()
-def view(
-    path: Annotated[Path, typer.Argument(metavar="RUN_OR_ROLLOUTS", help="A run directory or a rollouts file.")],
-    step: Annotated[int | None, typer.Option(help="Step whose rollouts are shown (default: the last).")] = None,
-    groups: Annotated[int, typer.Option(min=1, help="How many groups are shown.")] = 4,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report page instead.")] = None,
-    debug: Debug = False,
-) -> None:
-    """Show episodes: question, responses, tool results, reward by part, advantage, mask."""
-    with _told(debug):
-        from itertools import islice
-
-        from palestra.run.view import read_groups, rollouts_of, show_group
-
-        file = rollouts_of(path, step) if path.is_dir() else path
-        chosen = list(islice(read_groups(file), groups))
-        if html is not None:
-            _write_html(html, path, file, chosen)
-            return
-        console = Console(highlight=False)
-        console.print("+ marks what the model wrote: the tokens that are trained on", style="dim")
-        for group in chosen:
-            console.print(show_group(group))
-
-
-@app.command()
 def doctor(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, finished or running.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the alarms as JSON.")] = False,
@@ -208,6 +189,36 @@ def doctor(
 
         diagnosis = diagnose(run, rails=RAILS)
         typer.echo(json.dumps(diagnosis.to_dict(), ensure_ascii=False) if as_json else diagnosis.text())
+
+
+@app.command()
+def profile(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, finished or running.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Say where the seconds of a step went, beside what is typical elsewhere, and what to change."""
+    with _told(debug):
+        from palestra.run import profile as measured
+
+        found = measured.profile(run)
+        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False) if as_json else found.text())
+
+
+@app.command()
+def selfcheck(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE.jsonl]", help="Known answers of your own (default: ours).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compute known answers on this machine: advantages, losses, masks, answers, pass@k. Exits 1 if one fails."""
+    with _told(debug):
+        from palestra.selfcheck.run import tell
+
+        whole = tell(file, typer.echo)
+    if not whole:
+        raise typer.Exit(1)
 
 
 def main() -> None:
@@ -317,17 +328,6 @@ def _done(where: Path, summary: Mapping[str, Any], quiet: bool) -> None:
             typer.echo(f"{name.replace('_', ' '):>24}  {clock(value) if name == 'seconds' else number(value)}")
     report = where / "report.html"
     typer.echo(f"results in {where}" + (f", report in {report}" if report.exists() else ""))
-
-
-def _write_html(html: Path, path: Path, file: Path, groups: list[dict[str, Any]]) -> None:
-    from palestra.run.report import write_report
-    from palestra.run.trackers import read_metrics
-
-    metrics = read_metrics(path / "metrics.jsonl") if path.is_dir() else []
-    stored = path / "summary.json"
-    summary = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
-    typer.echo(f"report in {html}")
 
 
 def _version() -> str:
