@@ -217,6 +217,7 @@ def test_a_peers_episode_ends_with_its_answer_and_results_are_masked() -> None:
 # All together ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # a process that imports everything and builds models: a quarter of a minute
 def test_a_row_of_the_tiny_model_by_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
     settings = Settings(models=folder, logs=tmp_path, against=(), repeats=1, quick=True, threads=1)
     lab = Lab(settings, Results(tmp_path / "rows.json"), tell=lambda _: None)

@@ -63,6 +63,7 @@ def test_a_run_writes_what_it_did(tmp_path: Path) -> None:
     assert "reward_head.safetensors" in sealed
 
 
+@pytest.mark.slow  # the quick suite kills and resumes reward models in test_resume_matrix.py
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(tmp_path: Path, lora: bool) -> None:
     more: dict[str, Any] = {"lora": {"r": 2, "dropout": 0.2}} if lora else {}

@@ -236,8 +236,8 @@ def test_tpe_without_optuna_says_what_to_install(tmp_path: Path, monkeypatch: py
 
 
 def test_a_trial_does_not_outlive_its_sweep() -> None:
-    code = "import threading, time; from palestra import sweep_worker as w;"
-    code += "threading.Thread(target=w._end_with_parent, daemon=True).start(); print('up', flush=True); time.sleep(60)"
+    code = "import signal, time; from palestra.sweep_worker import end_with_parent;"
+    code += "signal.signal(signal.SIGINT, signal.SIG_IGN); end_with_parent(); print('up', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, stderr=-1, text=True) as child:
         assert child.stdout is not None and child.stdout.readline() == "up\n"
         _, said = child.communicate(timeout=30)  # closes its standard input, as the end of the parent would

@@ -57,7 +57,7 @@ def kl_by_step(run: Path) -> list[float]:
     return [r["train/kl"] for r in rows if "train/kl" in r]
 
 
-@pytest.mark.parametrize("preset", ["distill", "distill_full"])
+@pytest.mark.parametrize("preset", ["distill", pytest.param("distill_full", marks=pytest.mark.slow)])
 def test_a_warm_student_comes_closer_to_its_teacher(models: tuple[Path, Path], tmp_path: Path, preset: str) -> None:
     student, teacher = models
     before = (teacher / "model.safetensors").read_bytes()

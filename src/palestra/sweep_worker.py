@@ -15,7 +15,14 @@ import threading
 from palestra import cli
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """From here on this process is interrupted when its standard input ends."""
+    # What a shell script starts in the background ignores the signal, and so would its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
     # The file descriptor and not sys.stdin: a thread inside its lock would keep the interpreter from ending.
     while os.read(0, 1024):
         pass
@@ -25,7 +32,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Run the verb as the command line would, going on where an earlier try ended."""
     verb, config = sys.argv[1:]
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     sys.argv = ["palestra", verb, config, "--resume", "--quiet"]
     cli.main()
 
