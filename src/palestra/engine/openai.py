@@ -10,26 +10,18 @@ training takes for stale.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import random
 import re
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pydantic
 from pydantic import Field
 
-from palestra.config import Config
 from palestra.engine.base import Completion, SamplingParams
 from palestra.env.threads import run_on_thread
 from palestra.errors import ConfigError, EngineError
-from palestra.reward.endpoint import AGAIN, LONGEST_WAIT_S, REFUSED
+from palestra.server import EndpointError, Later, Server
 from palestra.types import Author, IntArray, Span
 
 FOREIGN = -1
@@ -39,7 +31,7 @@ REASONS = {"stop": "eos", "length": "length", "tool_calls": "eos", "content_filt
 _TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 
-class EndpointConfig(Config):
+class EndpointConfig(Server):
     """Where a model answers.
 
     url: base address, as in ``http://localhost:8000/v1``. api: ``chat`` (messages) or ``completions`` (token ids; the
@@ -50,21 +42,11 @@ class EndpointConfig(Config):
     """
 
     shorthand = "url"
-    url: str
     api: Literal["chat", "completions"] = "chat"
     model: str | None = None
-    api_key_env: str = "OPENAI_API_KEY"
     timeout_s: float = Field(default=120.0, gt=0)
-    retries: int = Field(default=3, ge=0)
     max_context: int = Field(default=32768, ge=2)
     extra_body: dict[str, Any] = Field(default_factory=dict)
-
-    @pydantic.field_validator("url")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        if not value.startswith(("http://", "https://")):
-            raise ValueError("is no address; write it as http://host:port/v1")
-        return value
 
 
 @dataclass(slots=True)
@@ -92,35 +74,19 @@ class Endpoint:
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The reply's JSON. Raises EngineError after the last try, ConfigError for what no repetition can mend."""
-        config = self.config
+        config, last = self.config, None
         for attempt in range(config.retries + 1):
             try:
-                reply = await run_on_thread(self._post, path, {**body, **config.extra_body})
+                reply = await run_on_thread(config.once, path, {**body, **config.extra_body})
                 self.usage.add(reply)
                 return reply
-            except urllib.error.HTTPError as error:
-                said, wait_s = f"HTTP {error.code}: {_reason(error)}", _retry_after(error)
-                if error.code in REFUSED:
-                    raise ConfigError(f"{config.url} refuses ({REFUSED[error.code]}): {said}") from None
-                if error.code not in AGAIN:
-                    raise EngineError(f"{config.url}/{path}: {said}") from None
-            except (OSError, ValueError) as error:  # no connection, a time-out, a reply that is no JSON
-                said, wait_s = f"{type(error).__name__}: {error}", None
+            except Later as problem:
+                last = problem
+            except EndpointError as problem:
+                raise EngineError(str(problem)) from None
             if attempt < config.retries:
-                await asyncio.sleep(wait_s if wait_s is not None else 0.5 * 2**attempt * random.uniform(0.8, 1.2))
-        raise EngineError(f"{config.url}/{path}: no reply after {config.retries + 1} tries; the last: {said}")
-
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.config.api_key_env):
-            headers["Authorization"] = f"Bearer {key}"
-        address = f"{self.config.url.rstrip('/')}/{path}"
-        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-        # Nothing that runs on this machine is behind a proxy, whatever the environment says.
-        near = urllib.parse.urlsplit(address).hostname in ("localhost", "127.0.0.1", "::1")
-        opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if near else []))
-        with opener.open(request, timeout=self.config.timeout_s) as reply:
-            return json.load(reply)
+                await asyncio.sleep(last.wait_s(attempt))
+        raise EngineError(str(config.gave_up(last)))
 
 
 class EndpointEngine:
@@ -238,17 +204,3 @@ def choice_of(reply: Any, url: str) -> Mapping[str, Any]:
 def _logprobs(choice: Mapping[str, Any], count: int) -> list[float]:
     told = (choice.get("logprobs") or {}).get("token_logprobs") or []
     return [float(v or 0.0) for v in told] if len(told) == count else [0.0] * count
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        return " ".join(error.read(2000).decode("utf-8", "replace").split())[:200] or str(error.reason)
-    except OSError:
-        return str(error.reason)
-
-
-def _retry_after(error: urllib.error.HTTPError) -> float | None:
-    try:
-        return min(LONGEST_WAIT_S, max(0.0, float(error.headers.get("Retry-After", ""))))
-    except ValueError:
-        return None

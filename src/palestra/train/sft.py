@@ -206,14 +206,9 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
             fit(policy, samples, config.sft, *optimisers, **how)
         finally:
             final = save() if at > done else None
-        summary = {
-            "seed": config.seed,
-            "steps": at,
-            "dialogues": len(samples),
-            "final_loss": last.get("sft/loss"),
-            "seconds": time.perf_counter() - began,
-            "checkpoint": str(final or found),
-        }
+        counts = {"seed": config.seed, "steps": at, "dialogues": len(samples)}
+        seconds = time.perf_counter() - began
+        summary = counts | {"final_loss": last.get("sft/loss"), "seconds": seconds, "checkpoint": str(final or found)}
         run.write_summary(summary)
     return summary
 
