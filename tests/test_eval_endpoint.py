@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import run
+from http_server import JsonServer
 
 from palestra.chat import PlainRenderer
 from palestra.engine.base import SamplingParams
@@ -25,44 +24,11 @@ from palestra.rollout.dump import group_from_dict, group_to_dict
 from palestra.rollout.episode import Limits, SamplingConfig, run_episode
 from palestra.types import Author, Episode, StopReason, Task
 
-Reply = Callable[[dict[str, Any]], dict[str, Any] | int]
-
-
-class Server:
-    """Answers a POST with what ``reply`` makes of its body: a JSON object or an HTTP status."""
-
-    def __init__(self) -> None:
-        self.reply: Reply = lambda body: 500
-        self.requests: list[dict[str, Any]] = []
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.requests.append({"path": self.path, **body})
-                said = server.reply(body)
-                status, content = (said, {"error": "no"}) if isinstance(said, int) else (200, said)
-                data = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Retry-After", "0")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.http.shutdown()
-    made.http.server_close()
+def server() -> Iterator[JsonServer]:
+    with JsonServer(lambda body: 500) as made:
+        yield made
 
 
 def chat(content: str, *, tokens: int | None = 8, finish: str = "stop", **more: Any) -> dict[str, Any]:
@@ -71,7 +37,7 @@ def chat(content: str, *, tokens: int | None = 8, finish: str = "stop", **more: 
     return {"choices": [{"message": message, "finish_reason": finish}], **usage}
 
 
-def play(server: Server, env: Any, task: Task, **options: Any) -> tuple[Episode, ChatEngine]:
+def play(server: JsonServer, env: Any, task: Task, **options: Any) -> tuple[Episode, ChatEngine]:
     table = Table()
     engine = ChatEngine(EndpointConfig(url=server.url, retries=1), "m", table)
     episode = run(
@@ -89,9 +55,9 @@ def play(server: Server, env: Any, task: Task, **options: Any) -> tuple[Episode,
     return episode, engine
 
 
-def test_a_chat_model_plays_a_text_environment_and_its_stop_strings_are_found_here(server: Server) -> None:
+def test_a_chat_model_plays_a_text_environment_and_its_stop_strings_are_found_here(server: JsonServer) -> None:
     lines = iter(["<call>add(3,4)</call> and then I would say", r"<answer>\boxed{7}</answer>"])
-    server.reply = lambda body: chat(next(lines), tokens=20)
+    server.answer = lambda body: chat(next(lines), tokens=20)
     episode, engine = play(server, CalculatorEnv(), Task("t", "3+4\n", 7))
     (trajectory,) = episode.trajectories
     assert (trajectory.stop, trajectory.tool_calls) == (StopReason.ENV_TERMINATED, 1)
@@ -106,21 +72,21 @@ def test_a_chat_model_plays_a_text_environment_and_its_stop_strings_are_found_he
     assert engine.endpoint.usage.completion_tokens == 40
 
 
-def test_lengths_and_limits_count_the_servers_tokens(server: Server) -> None:
-    server.reply = lambda body: chat("hm, let me think", tokens=body["max_tokens"], finish="length")
+def test_lengths_and_limits_count_the_servers_tokens(server: JsonServer) -> None:
+    server.answer = lambda body: chat("hm, let me think", tokens=body["max_tokens"], finish="length")
     episode, _ = play(server, CalculatorEnv(), Task("t", "3+4\n", 7), max_new_tokens=30, limits={"max_tokens": 50})
     assert [r["max_tokens"] for r in server.requests] == [30, 20]
     assert (episode.trajectories[0].sampled_tokens, episode.stop) == (50, StopReason.MAX_TOKENS)
     assert episode.trajectories[0].completion_text == "hm, let me think" * 2
 
 
-def test_tools_and_their_calls_travel_in_the_servers_own_shape(server: Server) -> None:
+def test_tools_and_their_calls_travel_in_the_servers_own_shape(server: JsonServer) -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
     replies = iter([chat("", finish="tool_calls", tool_calls=[call]), chat("It is 7.")])
-    server.reply = lambda body: next(replies)
+    server.answer = lambda body: next(replies)
     episode, _ = play(server, ToolEnv([add]), Task("t", "3+4?", "7"))
     first, second = server.requests
     assert first["tools"][0]["function"]["name"] == "add"
@@ -129,20 +95,20 @@ def test_tools_and_their_calls_travel_in_the_servers_own_shape(server: Server) -
     assert episode.trajectories[0].turns[-1].action["content"] == "It is 7."
 
 
-def test_arguments_that_are_no_json_are_a_malformed_call_and_reach_the_environment(server: Server) -> None:
+def test_arguments_that_are_no_json_are_a_malformed_call_and_reach_the_environment(server: JsonServer) -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{a: 3"}}
     replies = iter([chat("", tool_calls=[call]), chat("7")])
-    server.reply = lambda body: next(replies)
+    server.answer = lambda body: next(replies)
     episode, _ = play(server, ToolEnv([add]), Task("t", "3+4?", "7"))
     assert episode.trajectories[0].turns[0].info["tool_errors"] == 1
     assert "not a JSON object" in server.requests[1]["messages"][-1]["content"]
 
 
-def test_such_episodes_are_marked_as_nothing_to_train_on_and_survive_a_rollouts_file(server: Server) -> None:
-    server.reply = lambda body: chat(r"<answer>\boxed{7}</answer>", tokens=None)
+def test_such_episodes_are_marked_as_nothing_to_train_on_and_survive_a_rollouts_file(server: JsonServer) -> None:
+    server.answer = lambda body: chat(r"<answer>\boxed{7}</answer>", tokens=None)
 
     async def one() -> Any:
         async for group in collect([(0, Task("t", "3+4\n", 7))], rollout, group_size=1, min_group=1):
@@ -162,17 +128,17 @@ def test_such_episodes_are_marked_as_nothing_to_train_on_and_survive_a_rollouts_
     assert again.episodes[0].trajectories[0].completion_text == r"<answer>\boxed{7}</answer>"
 
 
-def test_an_outage_is_an_episode_with_an_error_and_a_refusal_stops_the_run(server: Server) -> None:
+def test_an_outage_is_an_episode_with_an_error_and_a_refusal_stops_the_run(server: JsonServer) -> None:
     episode, _ = play(server, CalculatorEnv(), Task("t", "3+4\n", 7))
     assert "no reply after 2 tries; the last: HTTP 500" in (episode.error or "") and len(server.requests) == 2
-    server.reply = lambda body: 401
+    server.answer = lambda body: 401
     with pytest.raises(ConfigError, match="the key is missing or wrong"):
         play(server, CalculatorEnv(), Task("t", "3+4\n", 7))
-    server.reply = lambda body: {"choices": []}
+    server.answer = lambda body: {"choices": []}
     assert "no choices" in (play(server, CalculatorEnv(), Task("t", "3+4\n", 7))[0].error or "")
 
 
-def completions(server: Server, **options: Any) -> CompletionsEngine:
+def completions(server: JsonServer, **options: Any) -> CompletionsEngine:
     renderer = PlainRenderer(ByteTokenizer())
     return CompletionsEngine(EndpointConfig(url=server.url, api="completions", **options), "m", renderer.decode)
 
@@ -180,14 +146,14 @@ def completions(server: Server, **options: Any) -> CompletionsEngine:
 PARAMS = SamplingParams(16, 0.5, stop=("</a>",), stop_token_ids=(258,), include_stop_str_in_output=True, seed=2**40 + 1)
 
 
-def test_completions_send_token_ids_and_take_the_sampled_ones_back(server: Server) -> None:
+def test_completions_send_token_ids_and_take_the_sampled_ones_back(server: JsonServer) -> None:
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         logprobs = {"token_logprobs": [-0.5, -0.25, -1.0]}
         return {
             "choices": [{"text": "hi", "token_ids": [104, 105, 258], "finish_reason": "stop", "logprobs": logprobs}]
         }
 
-    server.reply = reply
+    server.answer = reply
     engine = completions(server, extra_body={"priority": 3})
     said = run(engine.sample(np.array([1, 2, 3], np.int32), PARAMS, session="s"))
     (span,) = said.spans
@@ -199,18 +165,18 @@ def test_completions_send_token_ids_and_take_the_sampled_ones_back(server: Serve
 
 
 def test_token_ids_are_also_read_from_the_names_of_log_probs_and_a_server_without_them_is_refused(
-    server: Server,
+    server: JsonServer,
 ) -> None:
     tokens = [f"token_id:{i}" for i in b"x</a>"]
-    server.reply = lambda body: {"choices": [{"finish_reason": "stop", "logprobs": {"tokens": tokens}}]}
+    server.answer = lambda body: {"choices": [{"finish_reason": "stop", "logprobs": {"tokens": tokens}}]}
     said = run(completions(server).sample(np.array([1], np.int32), PARAMS, session="s"))
     assert (said.text, said.finish_reason, said.spans[0].tokens.tolist()) == ("x</a>", "stop", list(b"x</a>"))
-    server.reply = lambda body: {"choices": [{"text": "hi", "finish_reason": "stop"}]}
+    server.answer = lambda body: {"choices": [{"text": "hi", "finish_reason": "stop"}]}
     with pytest.raises(ConfigError, match=r"set endpoint\.api=chat"):
         run(completions(server).sample(np.array([1], np.int32), PARAMS, session="s"))
 
 
-def test_weights_cannot_be_loaded_into_a_server_and_an_address_is_checked(server: Server) -> None:
+def test_weights_cannot_be_loaded_into_a_server_and_an_address_is_checked(server: JsonServer) -> None:
     with pytest.raises(EngineError, match="evaluated, not trained"):
         completions(server).load_weights(None, 1)
     with pytest.raises(ValueError, match="is no address"):

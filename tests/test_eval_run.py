@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_eval_endpoint import Server, chat
+from http_server import JsonServer
+from test_eval_endpoint import chat
 
 from palestra.config import load
 from palestra.errors import ConfigError, DataError
@@ -85,13 +86,11 @@ def test_options_that_an_endpoint_does_not_read_and_no_tasks_are_refused(tmp_pat
 
 
 def test_a_model_behind_a_server_is_evaluated_without_a_model_here(tmp_path: Path) -> None:
-    server = Server()
-    server.reply = lambda body: chat(rf"<answer>\boxed{{{eval(body['messages'][0]['content'])}}}</answer>", tokens=9)
-    try:
+    def worked_out(body: dict[str, Any]) -> dict[str, Any]:
+        return chat(rf"<answer>\boxed{{{eval(body['messages'][0]['content'])}}}</answer>", tokens=9)
+
+    with JsonServer(worked_out) as server:
         found = played(tmp_path / "a", f"endpoint={server.url}", "model=some-model", "sampling.max_new_tokens=40")
-    finally:
-        server.http.shutdown()
-        server.http.server_close()
     assert {r["model"] for r in server.requests} == {"some-model"}
     assert (found["accuracy"], found["format_rate"], found["sampled_tokens_mean"]) == (1.0, 1.0, 9.0)
     assert found["endpoint"] == {"url": server.url, "requests": 2, "prompt_tokens": 10, "completion_tokens": 18}

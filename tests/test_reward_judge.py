@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 import pytest
+from http_server import JsonServer
 
 from palestra.errors import ConfigError
 from palestra.reward.build import make_rubric
@@ -24,44 +22,22 @@ from palestra.types import Author, Episode, Group, Message, Span, StopReason, Ta
 Reply = Callable[[str], str | int]
 
 
-class Server:
+class Server(JsonServer):
     """An OpenAI-compatible endpoint; ``reply`` makes text, or an HTTP status, from the user's message."""
 
     def __init__(self) -> None:
         self.reply: Reply = lambda user: "Score: 5"
-        self.requests: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        server = self
+        super().__init__(self._completion)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.requests.append({"path": self.path, **body})
-                server.keys.append(self.headers.get("Authorization"))
-                said = server.reply(body["messages"][-1]["content"])
-                status, text = (said, "no") if isinstance(said, int) else (200, said)
-                content = {"choices": [{"message": {"role": "assistant", "content": text}}]}
-                data = json.dumps(content if status == 200 else {"error": text}).encode()
-                self.send_response(status)
-                self.send_header("Retry-After", "0")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
-        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    def _completion(self, body: dict[str, Any]) -> dict[str, Any] | int:
+        said = self.reply(body["messages"][-1]["content"])
+        return said if isinstance(said, int) else {"choices": [{"message": {"role": "assistant", "content": said}}]}
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    running = Server()
-    yield running
-    running.http.shutdown()
-    running.http.server_close()
+    with Server() as running:
+        yield running
 
 
 def inside(tag: str, text: str) -> str:
