@@ -154,7 +154,8 @@ def played(seen: list[str]) -> Any:
         seen.append(trained.out)
         entry = (trained.rewards or {})["format"]
         kept = isinstance(entry, dict) and entry["weight"] > 0
-        luck = random.Random(trained.out).uniform(-0.05, 0.05)
+        variant, seed = Path(trained.out).parts[-2:]  # never the whole path: a temporary folder is another each time
+        luck = random.Random(f"{variant}/{seed}").uniform(-0.05, 0.05)
         before = {"examples": 200, "rewards": {"format": 0.1 + luck / 9, "accuracy": 0.3 + luck}, "turns_mean": 2.0}
         after = {"examples": 200, "rewards": {"format": 0.9 * kept, "accuracy": 0.3 - luck}, "turns_mean": 2.0}
         summary = {"eval_before": before, "eval_after": after}
