@@ -8,15 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from palestra.engine.scheduler import Request, Schedule, Slot
+from palestra.engine.scheduler import Schedule, Slot
 from palestra.engine.store import ROW_MULTIPLE, Block, key_length, round_up
 
 
 class Rows:
     """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8.
 
-    tokens, positions (N,). Keys are written as ``written`` (W,) says, an index into the rows, at ``slots`` and
-    ``places`` (W,): the row of twins is written to the slot of each; None where every row is written once.
+    What decodes has a row for the last known token and one for each token of the draft. tokens, positions (N,). Keys
+    are written as ``written`` (W,) says, an index into the rows, at ``slots`` and ``places`` (W,): a row of twins is
+    written to the slot of each; None where every row is written once.
     ``decoded``: the rows whose logits are wanted.
     """
 
@@ -29,11 +30,18 @@ class Rows:
             tokens += slot.tokens[start:end]
             positions += range(start, end)
         first = len(tokens)
-        for twins in schedule.decodes:
-            known = twins[0].slot.tokens
-            writes += [(len(tokens), r.slot.number, len(known) - 1) for r in twins]
-            tokens.append(known[-1])
-            positions.append(len(known) - 1)
+        leads: list[list[tuple[int, int, int]]] = []  # by depth of the draft: row, slot, position
+        for decode in schedule.decodes:
+            known = decode.twins[0].slot.tokens
+            for depth, token in enumerate([known[-1], *decode.draft]):
+                position = len(known) - 1 + depth
+                writes += [(len(tokens), r.slot.number, position) for r in decode.twins]
+                if depth == len(leads):
+                    leads.append([])
+                leads[depth].append((len(tokens), decode.twins[0].slot.number, position))
+                tokens.append(token)
+                positions.append(position)
+        decoding = len(tokens) - first
         count = round_up(len(tokens) + 1, ROW_MULTIPLE)  # at least one spare row, where padding may point
         spare = count - len(tokens)
         writes += [(len(tokens) + i, 0, 0) for i in range(spare)]
@@ -41,29 +49,26 @@ class Rows:
         self.positions = torch.tensor(positions + [0] * spare, device=device)
         written, self.slots, self.places = torch.tensor(writes, device=device).unbind(1)
         self.written = written if len(writes) > count else None
-        wanted = max(ROW_MULTIPLE, round_up(len(schedule.decodes), ROW_MULTIPLE))
-        self.decoded = torch.tensor(
-            [*range(first, first + len(schedule.decodes))] + [count - 1] * wanted, device=device
-        )
+        wanted = max(ROW_MULTIPLE, round_up(decoding, ROW_MULTIPLE))
+        self.decoded = torch.tensor([*range(first, first + decoding)] + [count - 1] * wanted, device=device)
         self.decoded = self.decoded[:wanted]
         self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
-        if schedule.decodes:
-            leaders = [twins[0] for twins in schedule.decodes]
-            self.blocks.append(_decode_block(leaders, first, count - 1, device))
+        # Drafts attend like any decode row, one row per slot: the same shapes, so the same bits as without them.
+        self.blocks += [_decode_block(lead, count - 1, device) for lead in leads]
 
 
-def _decode_block(requests: list[Request], first: int, spare: int, device: torch.device) -> Block:
-    """One row per request, each one of several twins. Where the slots lie close together, the block spans all slots
+def _decode_block(lead: list[tuple[int, int, int]], spare: int, device: torch.device) -> Block:
+    """One row per slot, as (row, slot, position). Where the slots lie close together, the block spans all slots
     from the first to the last, idle ones included: a view of the store, whereas picking slots one by one copies their
     keys, which costs more than all of attention."""
-    numbers = np.array([r.slot.number for r in requests])
+    first, numbers, at = np.array(lead).T
     low, high = int(numbers.min()), int(numbers.max()) + 1
-    dense = high - low <= 2 * len(requests)
-    where = numbers - low if dense else np.arange(len(requests))
-    rows = np.full((high - low if dense else len(requests), 1), spare, np.int64)
+    dense = high - low <= 2 * len(lead)
+    where = numbers - low if dense else np.arange(len(lead))
+    rows = np.full((high - low if dense else len(lead), 1), spare, np.int64)
     positions = np.full_like(rows, -1)
-    rows[where, 0] = np.arange(first, first + len(requests))
-    positions[where, 0] = [len(r.slot.tokens) - 1 for r in requests]
+    rows[where, 0] = first
+    positions[where, 0] = at
     return Block(
         slice(low, high) if dense else torch.from_numpy(numbers).to(device),
         torch.from_numpy(rows).to(device),

@@ -5,7 +5,8 @@ Every request feeds its last known token through a decode row; what lies before 
 prefilled without computing logits. A request takes over whatever prefix any slot already holds: the members of
 a group fill their prompt once, all tasks fill a common system prompt once, and a follow-up turn only fills what
 the environment added. Requests whose whole context is the same, token for token, are *twins*: one decode row serves
-them until their noise parts them.
+them until their noise parts them. Tokens that are guessed from what was written before (`drafts.py`) get rows of their
+own, so that a pass may sample several tokens of one request.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.drafts import Drafts
 from palestra.engine.stops import StopFinder
 from palestra.types import IntArray
 
 WORTH_WAITING = 8
 """Tokens that another slot must be about to hold for a request to wait one pass and copy them."""
+DRAFT_ROWS = 128
+"""Passes with fewer decode rows than this have room for guesses: a product with more rows takes longer in proportion,
+so a wrong guess costs a token's time; with fewer, a row is cheaper than a pass of its own."""
 HEAD = 32
 """Prompts that agree in their first tokens, this many, are looked at for a longer common prefix."""
 
@@ -82,30 +87,51 @@ class Request:
         return len(self.slot.tokens) - self.slot.cached
 
 
+@dataclass(slots=True)
+class Decode:
+    """Twins that get one token from the row of their last known one, and one more from the row of each token of
+    ``draft`` that they turn out to sample."""
+
+    twins: list[Request]
+    draft: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        return 1 + len(self.draft)
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """One forward pass: keys to copy first as (from, to, first position, end), prefill segments as (slot, first
-    position, end), and the requests that decode, twins together: one row each."""
+    position, end), and what decodes."""
 
     fills: list[tuple[Slot, int, int]]
-    decodes: list[list[Request]]
+    decodes: list[Decode]
     copies: list[tuple[Slot, Slot, int, int]]
 
     @property
     def sampling(self) -> list[Request]:
         """The requests that get a token from this pass, in the order of their rows."""
-        return [r for twins in self.decodes for r in twins]
+        return [r for decode in self.decodes for r in decode.twins]
+
+    @property
+    def decode_rows(self) -> int:
+        return sum(decode.rows for decode in self.decodes)
 
 
 class Scheduler:
     """Admits requests into slots and picks the rows of each pass.
 
     max_rows: requests that run at once. max_slots: sessions whose keys are kept. prefill_tokens: at most this
-    many prompt tokens per pass.
+    many prompt tokens per pass. max_draft: tokens that are guessed at most per request and pass.
     """
 
-    def __init__(self, *, max_rows: int, max_slots: int, prefill_tokens: int) -> None:
+    def __init__(
+        self, *, max_rows: int, max_slots: int, prefill_tokens: int, max_draft: int = 0, max_context: int = 1 << 31
+    ) -> None:
         self.max_rows, self.max_slots, self.prefill_tokens = max_rows, max_slots, prefill_tokens
+        self.max_draft, self.max_context = max_draft, max_context
+        self.drafts = Drafts()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
         self.slots: list[Slot] = []
@@ -132,18 +158,25 @@ class Scheduler:
         for request in ready:
             # Keys by older weights differ between slots that hold the same tokens.
             twins.setdefault(-1 - request.slot.number if request.slot.stale else request.context, []).append(request)
-        return Schedule(fills, list(twins.values()), copies)
+        decodes = [Decode(group) for group in twins.values()]
+        if self.max_draft:
+            self._guess(decodes)
+        return Schedule(fills, decodes, copies)
 
-    def append(self, sampled: Iterable[tuple[Request, int]]) -> None:
-        """Give each request its token; twins that got the same one stay twins."""
-        following: dict[tuple[int, int], int] = {}
-        for request, token in sampled:
-            way = (request.context, token)
+    def append(self, sampled: Iterable[tuple[Request, Sequence[int]]]) -> None:
+        """Give each request its tokens; twins that got the same ones stay twins."""
+        following: dict[tuple[int, ...], int] = {}
+        for request, tokens in sampled:
+            way = (request.context, *tokens)
             if way not in following:
                 following[way] = next(self._new_context)
             request.context = following[way]
-            request.slot.tokens.append(token)
-            request.sampled += 1
+            slot = request.slot
+            slot.tokens += tokens
+            slot.cached = len(slot.tokens) - 1  # the keys of all but the last were written by the pass
+            request.sampled += len(tokens)
+            if self.max_draft:
+                self.drafts.learn(slot.tokens, len(tokens))
 
     def finish(self, request: Request) -> None:
         """The request is done; its session keeps the slot for the next turn."""
@@ -171,6 +204,23 @@ class Scheduler:
         """Make the running requests fill their keys again under the new weights."""
         for request in self.active:
             request.slot.cached, request.slot.stale = 0, False
+
+    def _guess(self, decodes: list[Decode]) -> None:
+        """Add drafts while the pass stays within DRAFT_ROWS, every request's next token before anyone's second."""
+        room = DRAFT_ROWS - len(decodes)
+        if room <= 0:
+            return
+        guesses = []
+        for decode in decodes:
+            tokens = decode.twins[0].slot.tokens
+            left = max(r.params.max_new_tokens - r.sampled for r in decode.twins) - 1
+            most = min(self.max_draft, left, self.max_context - len(tokens) - 1)
+            guesses.append(self.drafts.guess(tokens, most))
+        for depth in range(self.max_draft):
+            longer = [i for i, guess in enumerate(guesses) if len(guess) > depth][:room]
+            for i in longer:
+                decodes[i].draft.append(guesses[i][depth])
+            room -= len(longer)
 
     def _admit(self) -> Iterator[tuple[Slot, Slot, int, int]]:
         later: deque[Request] = deque()

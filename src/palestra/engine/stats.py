@@ -14,7 +14,7 @@ class EngineStats:
     """Seconds and tokens since they were last taken (``LocalEngine.take_stats``).
 
     A pass that fills prompts and decodes counts as ``prefill_s`` and ``decode_s`` in proportion to its rows. Twins
-    share decode rows, so there are fewer rows than tokens.
+    share decode rows and guesses may be wrong, so rows and tokens differ; ``draft_rows`` of them were for guesses.
     """
 
     schedule_s: float = 0.0
@@ -26,6 +26,7 @@ class EngineStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     decode_rows: int = 0
+    draft_rows: int = 0
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

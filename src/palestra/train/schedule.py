@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from palestra.engine.base import Engine
+from palestra.engine.local import LocalEngine
 from palestra.engine.rounds import Rounds
 from palestra.errors import ConfigError
 from palestra.train.config import RLConfig
@@ -28,6 +29,8 @@ def sampler(config: RLConfig, engine: Engine, *, batch_invariant: bool) -> tuple
             f"train.deterministic=true needs the {together} episodes of a step or an evaluation at once, and "
             f"train.concurrency is {config.train.concurrency}; set train.concurrency={together}"
         )
+    if isinstance(engine, LocalEngine):
+        engine.stop_guessing()
     return Rounds(engine), "decoding depends on the batch here: sampling goes in rounds, so that the run repeats"
 
 
