@@ -277,21 +277,29 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _sample(self, schedule: Schedule, logits: Tensor) -> tuple[list[int], list[float], list[float] | None]:
-        picks: list[tuple[int, Request, int]] = []  # row of the logits, whose noise, how many tokens further on
-        row = 0
+        ways: dict[tuple[object, ...], int] = {}  # (row, how it is sampled) → row of what is worked out once
+        rows: list[int] = []
+        params: list[SamplingParams] = []
+        picks: list[tuple[int, int, int]] = []  # row of those, seed, number of the token
+        first = 0
         for decode in schedule.decodes:  # twins: the same logits, each with noise of its own
-            picks += [(row + i, r, i) for r in decode.twins for i in range(decode.rows)]
-            row += decode.rows
-        if len(picks) > row:
-            at = [row for row, _, _ in picks]
-            at += [0] * (round_up(len(at), ROW_MULTIPLE) - len(at))
-            logits = logits[torch.tensor(at, device=logits.device)]
+            for request in decode.twins:
+                p = request.params
+                for i in range(decode.rows):
+                    at = ways.setdefault((first + i, p.temperature, p.top_k, p.top_p, p.min_p), len(rows))
+                    if at == len(rows):
+                        rows.append(first + i)
+                        params.append(p)
+                    picks.append((at, p.seed, request.sampled + i))
+            first += decode.rows
         # Spare rows are sampled too and thrown away: with a single row torch splits the sum over the vocabulary
         # between threads, and the last bit would depend on who else is in the batch.
-        picks += picks[:1] * (len(logits) - len(picks))
-        keys = np.array([r.params.seed for _, r, _ in picks], np.uint64)
-        counters = np.array([r.sampled + i for _, r, i in picks], np.uint64)
-        return sample(logits, [r.params for _, r, _ in picks], uniform(keys, counters))
+        spare = round_up(len(rows), ROW_MULTIPLE) - len(rows)
+        rows, params = rows + rows[:1] * spare, params + params[:1] * spare
+        if rows != list(range(len(logits))):
+            logits = logits[torch.tensor(rows, device=logits.device)]
+        of, seeds, counters = np.array(picks, np.uint64).T
+        return sample(logits, params, uniform(seeds, counters), of.astype(np.int64))
 
     def _collect(
         self, decodes: list[Decode], tokens: list[int], logprobs: list[float], kept: list[float] | None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from palestra.engine.scheduler import Schedule, Slot
+from palestra.engine.scheduler import Decode, Schedule, Slot
 from palestra.engine.store import ROW_MULTIPLE, Block, key_length, round_up
 
 
@@ -30,15 +30,11 @@ class Rows:
             tokens += slot.tokens[start:end]
             positions += range(start, end)
         first = len(tokens)
-        leads: list[list[tuple[int, int, int]]] = []  # by depth of the draft: row, slot, position
         for decode in schedule.decodes:
             known = decode.twins[0].slot.tokens
             for depth, token in enumerate([known[-1], *decode.draft]):
                 position = len(known) - 1 + depth
                 writes += [(len(tokens), r.slot.number, position) for r in decode.twins]
-                if depth == len(leads):
-                    leads.append([])
-                leads[depth].append((len(tokens), decode.twins[0].slot.number, position))
                 tokens.append(token)
                 positions.append(position)
         decoding = len(tokens) - first
@@ -53,22 +49,24 @@ class Rows:
         self.decoded = torch.tensor([*range(first, first + decoding)] + [count - 1] * wanted, device=device)
         self.decoded = self.decoded[:wanted]
         self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
-        # Drafts attend like any decode row, one row per slot: the same shapes, so the same bits as without them.
-        self.blocks += [_decode_block(lead, count - 1, device) for lead in leads]
+        if schedule.decodes:
+            self.blocks.append(_decode_block(schedule.decodes, first, count - 1, device))
 
 
-def _decode_block(lead: list[tuple[int, int, int]], spare: int, device: torch.device) -> Block:
-    """One row per slot, as (row, slot, position). Where the slots lie close together, the block spans all slots
-    from the first to the last, idle ones included: a view of the store, whereas picking slots one by one copies their
-    keys, which costs more than all of attention."""
-    first, numbers, at = np.array(lead).T
+def _decode_block(decodes: list[Decode], first: int, spare: int, device: torch.device) -> Block:
+    """One slot for all twins; their draft's rows attend one after the other, each like any decode row. Where the slots
+    lie close together, the block spans all slots from the first to the last, idle ones included: a view of the store,
+    whereas picking slots one by one copies their keys, which costs more than all of attention."""
+    numbers = np.array([d.twins[0].slot.number for d in decodes])
     low, high = int(numbers.min()), int(numbers.max()) + 1
-    dense = high - low <= 2 * len(lead)
-    where = numbers - low if dense else np.arange(len(lead))
-    rows = np.full((high - low if dense else len(lead), 1), spare, np.int64)
-    positions = np.full_like(rows, -1)
-    rows[where, 0] = first
-    positions[where, 0] = at
+    dense = high - low <= 2 * len(decodes)
+    shape = max(d.rows for d in decodes), high - low if dense else len(decodes), 1
+    rows, positions = np.full(shape, spare, np.int64), np.full(shape, -1, np.int64)
+    for where, decode in zip(numbers - low if dense else range(len(decodes)), decodes, strict=True):
+        last = len(decode.twins[0].slot.tokens) - 1
+        rows[: decode.rows, where, 0] = np.arange(first, first + decode.rows)
+        positions[: decode.rows, where, 0] = np.arange(last, last + decode.rows)
+        first += decode.rows
     return Block(
         slice(low, high) if dense else torch.from_numpy(numbers).to(device),
         torch.from_numpy(rows).to(device),
@@ -94,7 +92,7 @@ def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.d
             positions[i, :n] = np.arange(position, position + n)
         yield Block(
             torch.tensor([s[3] for s, _ in members], device=device),
-            torch.from_numpy(rows).to(device),
-            torch.from_numpy(positions).to(device),
+            torch.from_numpy(rows[None]).to(device),
+            torch.from_numpy(positions[None]).to(device),
             key_length(int(positions.max()) + 1),
         )

@@ -32,11 +32,16 @@ def uniform(keys: npt.NDArray[np.uint64], counters: npt.NDArray[np.uint64]) -> n
 
 
 def sample(
-    logits: Tensor, params: Sequence[SamplingParams], noise: npt.NDArray[np.float32]
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    noise: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.int64] | None = None,
 ) -> tuple[list[int], list[float], list[float] | None]:
-    """One token per row of ``logits`` (N, V): tokens, log-softmax(logits / T)[token] in nats, and the log of
-    the mass kept by top-k/top-p/min-p (None when no row truncates). T = 0 is greedy, log-probs at T = 1.
+    """One token per entry of ``noise`` [n] from the row of ``logits`` (N, V) that ``rows`` [n] names, or from its own:
+    tokens, log-softmax(logits / T)[token] in nats, and the log of the mass kept by top-k/top-p/min-p (None when no row
+    truncates). params: one per row; T = 0 is greedy, log-probs at T = 1.
     """
+    at = torch.from_numpy(np.arange(len(noise)) if rows is None else rows).to(logits.device)
     wide = logits.float()
     if any(p.temperature not in (0, 1) for p in params):
         wide = wide / torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)[:, None]
@@ -45,17 +50,17 @@ def sample(
     blocks = _blocks(mass)
     block_sums = blocks.sum(-1)
     total = block_sums.sum(-1, keepdim=True)
-    kept: list[float] | None = None
+    kept: Tensor | None = None
     if any(p.truncated for p in params):
         cut, kept = _truncate(mass / total, params)
         blocks = _blocks(cut)
         block_sums = blocks.sum(-1)
-    picked = _invert_cdf(blocks, block_sums, torch.from_numpy(noise).to(logits.device))
+    picked = _invert_cdf(blocks, block_sums, torch.from_numpy(noise).to(logits.device), at)
     if any(p.temperature == 0 for p in params):
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
-        picked = torch.where(greedy, wide.argmax(-1), picked)
-    logprobs = (wide.gather(-1, picked[:, None]) - top - total.log())[:, 0]
-    return picked.tolist(), logprobs.tolist(), kept
+        picked = torch.where(greedy[at], wide.argmax(-1)[at], picked)
+    logprobs = wide[at, picked] - top[at, 0] - total[at, 0].log()
+    return picked.tolist(), logprobs.tolist(), None if kept is None else kept[at].tolist()
 
 
 def _blocks(mass: Tensor) -> Tensor:
@@ -65,22 +70,22 @@ def _blocks(mass: Tensor) -> Tensor:
     return mass.view(n, v // width, width)
 
 
-def _invert_cdf(blocks: Tensor, block_sums: Tensor, u: Tensor) -> Tensor:
-    """The first token at which the share of the mass so far exceeds u, in two levels: blocks of the vocabulary, then
-    inside one block (torch.multinomial over 49k tokens costs twenty times as much on a CPU)."""
+def _invert_cdf(blocks: Tensor, block_sums: Tensor, u: Tensor, at: Tensor) -> Tensor:
+    """The first token of row ``at`` at which the share of the mass so far exceeds u, in two levels: blocks of the
+    vocabulary, then inside one block (torch.multinomial over 49k tokens costs twenty times as much on a CPU)."""
     count, width = blocks.shape[1:]
-    block_cdf = block_sums.cumsum(-1)
+    block_cdf = block_sums.cumsum(-1)[at]
     target = u[:, None] * block_cdf[:, -1:]
     block = (block_cdf <= target).sum(-1, keepdim=True).clamp_(max=count - 1)
-    before = block_cdf.gather(-1, block) - block_sums.gather(-1, block)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, width))[:, 0]
+    before = block_cdf.gather(-1, block) - block_sums[at].gather(-1, block)
+    inside = blocks[at, block[:, 0]]
     within = ((before + inside.cumsum(-1)) <= target).sum(-1, keepdim=True).clamp_(max=width - 1)
     # Rounding at a block's edge can point at a token without mass; the block's likeliest stands in.
     within = torch.where(inside.gather(-1, within) == 0, inside.argmax(-1, keepdim=True), within)
     return (block * width + within)[:, 0]
 
 
-def _truncate(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, list[float]]:
+def _truncate(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
     """Zero what top-k, top-p and min-p leave out, row by row; also the log of the mass that stays."""
     ordered, order = probs.sort(-1, descending=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
@@ -94,4 +99,4 @@ def _truncate(probs: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, 
     keep &= ordered >= ordered[:, :1] * column([p.min_p for p in params])
     keep[:, 0] = True
     cut = torch.zeros_like(probs).scatter_(-1, order, ordered * keep)
-    return cut, cut.sum(-1).log().clamp_(max=0.0).tolist()
+    return cut, cut.sum(-1).log().clamp_(max=0.0)

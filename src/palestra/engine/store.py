@@ -81,8 +81,9 @@ def _doubled(have: int, need: int) -> int:
 
 @dataclass(slots=True)
 class Block:
-    """Rows that attend together: S slots (by number, or a range) with Lq rows each. ``rows`` (S, Lq) indexes the
-    flat rows; ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many keys to look at."""
+    """Rows that attend to the same keys: S slots (by number, or a range), Lq rows each, R times. ``rows`` (R, S, Lq)
+    indexes the flat rows; ``positions`` (R, S, Lq) are their positions, -1 where padded; ``length``: how many keys to
+    look at. Each of the R attends by itself, so that a row's bits do not depend on how many there are."""
 
     slots: Tensor | slice
     rows: Tensor
@@ -91,15 +92,15 @@ class Block:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def hidden(self, window: int | None) -> Tensor:
-        """bool (S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
+        """bool (R, S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
-            query = self.positions[:, :, None]
+            query = self.positions[..., None]
             seen = keys <= query
             if window is not None:
                 seen &= keys > query - window
             seen[..., 0] |= self.positions < 0  # a padded row looks at key 0, so that its softmax is finite
-            self.masks[window] = ~seen[:, None, None]
+            self.masks[window] = ~seen[:, :, None, None]
         return self.masks[window]
 
 
@@ -136,7 +137,8 @@ class SlotPlan:
         for block in self.blocks:
             keys = self.store.keys[layer][block.slots, :, : block.length]  # (S, Hkv, L, D)
             values = self.store.values[layer][block.slots, :, : block.length]
-            out[block.rows] = _grouped(flat[block.rows], keys, values, block.hidden(window), scale, softcap, sinks)
+            for rows_, hidden in zip(block.rows, block.hidden(window), strict=True):
+                out[rows_] = _grouped(flat[rows_], keys, values, hidden, scale, softcap, sinks)
         return out[None]
 
 
