@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from palestra.data.dialogues import make_dialogues
 from palestra.data.gsm8k import gold, gsm8k_rows, rl_form, sft_form, steps
 from palestra.data.rows import load_jsonl
 from palestra.data.source import Cursor, make_source
 from palestra.errors import DataError
+from palestra.reward.answers import is_correct
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -109,6 +111,9 @@ def test_gsm8k_has_a_raw_an_sft_and_an_rl_form(tmp_path: Path) -> None:
         "prompt": ROW["question"],
         "completion": "She sold 48/2 = 24 more.\nThat makes 48+24 = 1,072.\n#### 1,072",
     }
+    boxed = sft_form(ROW, boxed=True)["completion"]
+    assert boxed.endswith("= 1,072.\nThe answer is \\boxed{1,072}.")
+    assert is_correct(boxed, gold(ROW["answer"]), "boxed")
     assert rl_form(ROW) == {
         "prompt": ROW["question"],
         "ground_truth": "1072",
@@ -117,6 +122,9 @@ def test_gsm8k_has_a_raw_an_sft_and_an_rl_form(tmp_path: Path) -> None:
     }
     task = make_source("gsm8k", path=str(tmp_path)).take(Cursor(), 1)[0][0]
     assert (task.id, task.answer, task.meta["steps"]) == ("gsm8k/train/1", "1072", 2)
+    (shown,) = make_dialogues("gsm8k", seed=0, path=str(tmp_path), boxed=True)
+    assert shown.task == task, "so that an environment shows the task in its own words"
+    assert [m["content"] for m in shown.messages] == [ROW["question"], boxed]
 
 
 def test_difficulty_falls_back_to_lines_where_a_solution_has_no_marks() -> None:

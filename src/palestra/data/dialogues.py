@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from palestra.data import arithmetic, gsm8k, word_problems
@@ -90,9 +90,12 @@ def _jsonl(seed: int, path: str) -> list[Dialogue]:
 
 
 @DIALOGUES.register("gsm8k")
-def _gsm8k(seed: int, path: str | None = None, count: int | None = None) -> list[Dialogue]:
+def _gsm8k(seed: int, path: str | None = None, count: int | None = None, boxed: bool = False) -> list[Dialogue]:
+    """Worked solutions in the order of the file, each of them playing its task."""
     rows = gsm8k.gsm8k_rows("train", path)[:count]
-    return [row_to_dialogue(gsm8k.sft_form(row), f"gsm8k:{line}") for line, row in rows]
+    shown = [row_to_dialogue(gsm8k.sft_form(row, boxed=boxed), f"gsm8k:{line}") for line, row in rows]
+    tasks = gsm8k.gsm8k("train", path=path, shuffle=False).tasks
+    return [replace(dialogue, task=task) for dialogue, task in zip(shown, tasks, strict=False)]
 
 
 def row_to_dialogue(row: Mapping[str, Any], where: str) -> Dialogue:

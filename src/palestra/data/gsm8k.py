@@ -37,13 +37,19 @@ def rl_form(row: Row) -> dict[str, Any]:
     return format_math_dataset([row], "rl", question="question", answer="answer")[0]
 
 
-def sft_form(row: Row) -> dict[str, Any]:
-    """``prompt`` and ``completion``: the solution without calculator marks, closed by its answer.
+def sft_form(row: Row, *, boxed: bool = False) -> dict[str, Any]:
+    r"""``prompt`` and ``completion``: the solution without calculator marks, closed by its answer; ``boxed``: in a box
+    in place of behind ``####``, as environments want it that read boxes.
 
-    >>> sft_form({"question": "2+2?", "answer": "It is <<2+2=4>>4.\\n#### 4"})["completion"]
-    'It is 4.\\n#### 4'
+    >>> row = {"question": "2+2?", "answer": "It is <<2+2=4>>4.\n#### 4"}
+    >>> sft_form(row)["completion"], sft_form(row, boxed=True)["completion"]
+    ('It is 4.\n#### 4', 'It is 4.\nThe answer is \\boxed{4}.')
     """
-    return format_math_dataset([row], "sft", question="question", answer="answer")[0]
+    form = format_math_dataset([row], "sft", question="question", answer="answer")[0]
+    if boxed:
+        work, _, answer = form["completion"].rpartition("####")
+        form["completion"] = f"{work}The answer is \\boxed{{{answer.strip()}}}."
+    return form
 
 
 def steps(solution: str) -> int:
