@@ -62,7 +62,7 @@ TRAIN: tuple[Phrasing, ...] = (
     ),
     (
         ("multiply", "add", "subtract"),
-        "{n} buys {a} boxes of {b} {t}, is given {c} more and eats {d}. How many {t} does {n} have at the end?",
+        "{n} buys {a} boxes of {b} {t}, gets {c} more and then loses {d}. How many {t} does {n} have at the end?",
     ),
     (
         ("subtract", "multiply", "add"),
@@ -120,7 +120,7 @@ TRAIN: tuple[Phrasing, ...] = (
         ("add", "divide"),
         "{n} pours {a} old and {b} new {t} into a bowl. {c} cousins share them equally. How many {t} has each cousin?",
     ),
-    (("subtract", "divide"), "{n} keeps {b} of {a} {t} and packs the rest into bags of {c}. How many bags are there?"),
+    (("subtract", "divide"), "Of {a} {t}, {n} keeps {b} and packs the rest into bags of {c}. How many bags are there?"),
     (
         ("subtract", "add"),
         "A bus carried {a} {t}. {b} were unloaded at the first stop and {c} loaded at the second. How many {t} are on "
@@ -137,8 +137,8 @@ TRAIN: tuple[Phrasing, ...] = (
     ),
     (
         ("add", "multiply", "add"),
-        "A ship has {a} cabins below and {b} cabins above. Each cabin holds {c} {t}, and the kitchen holds {d}. How "
-        "many {t} are on the ship?",
+        "A ship has {a} small and {b} large cabins. Each cabin holds {c} {t}, and {d} more {t} are in the kitchen. "
+        "How many {t} are on the ship?",
     ),
     (
         ("multiply", "add", "subtract"),
@@ -146,7 +146,7 @@ TRAIN: tuple[Phrasing, ...] = (
     ),
     (
         ("multiply", "subtract", "add"),
-        "{a} chests held {b} {t} each. {c} {t} were stolen, and later {d} were found. How many {t} are there now?",
+        "{a} chests held {b} {t} each. {c} {t} were stolen, and later {d} were put back. How many {t} are there now?",
     ),
     (
         ("subtract", "multiply", "add"),
@@ -174,8 +174,8 @@ TEST: tuple[Phrasing, ...] = (
     (("subtract",), "Out of {a} {t}, {n} kept none of the {b} that were damaged. How many {t} did {n} keep?"),
     (
         ("multiply", "subtract"),
-        "Each of {a} children was handed {b} {t}, and together they returned {c}. How many {t} did the "
-        "children hold on to?",
+        "Each of {a} children was handed {b} {t}, and together they gave {c} of them back. How many {t} do the "
+        "children still have?",
     ),
     (
         ("add", "multiply"),
