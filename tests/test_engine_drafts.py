@@ -110,6 +110,7 @@ def test_right_and_wrong_guesses_leave_every_bit_as_it_was(plain: tuple[list[Com
     assert stats.passes < plain[1].passes - 10, "the last round is known by heart"
     useless = stats.decode_rows - stats.decode_tokens
     assert 0 < useless < stats.draft_rows, "some guesses were wrong, some right"
+    assert 0 < stats.guessed_tokens < stats.decode_tokens
 
 
 def test_without_guesses_no_row_is_for_one(plain: tuple[list[Completion], EngineStats]) -> None:

@@ -91,13 +91,15 @@ def test_a_run_without_a_step_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_what_neither_the_engine_nor_the_event_loop_did_was_waiting_for_tools() -> None:
     stats = EngineStats(
-        schedule_s=0.5, prefill_s=1.0, decode_s=2.0, sample_s=0.25, collect_s=0.25, prefill_tokens=90
-    )  # busy 4 s
+        schedule_s=0.5, prefill_s=1.0, decode_s=2.0, sample_s=0.25, collect_s=0.25, prefill_tokens=90,
+        decode_tokens=40, guessed_tokens=10,
+    )  # fmt: skip
+    # busy 4 s
     seen = rollout_timings(stats, 10.0, loop_s=1.0)
     assert seen["time/tools_s"] == 10 - 4 - 1
     assert seen["time/python_s"] == 0.5 + 0.25 + 1.0, "the engine's own Python and the event loop's"
     assert (seen["time/prefill_s"], seen["time/decode_s"], seen["time/sampling_s"]) == (1.0, 2.0, 0.25)
-    assert seen["rollout/prefill_tokens"] == 90
+    assert (seen["rollout/prefill_tokens"], seen["speed/guessed_share"]) == (90, 0.25)
     parts = [v for name, v in seen.items() if name.startswith("time/")]
     assert sum(parts) == pytest.approx(10.0)
     assert rollout_timings(stats, 4.5, loop_s=1.0)["time/tools_s"] == 0, "they overlap: never below nothing"

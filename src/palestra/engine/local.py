@@ -324,6 +324,7 @@ class LocalEngine:
                 first += decode.rows
         self._scheduler.append((request, mine) for request, mine, _ in given)
         self._stats.decode_tokens += sum(len(mine) for _, mine, _ in given)
+        self._stats.guessed_tokens += sum(len(mine) - 1 for _, mine, _ in given)
         for request, _, reason in given:
             if reason is not None:
                 completion = self._completion(request, reason)  # first: finishing may empty the slot

@@ -14,7 +14,8 @@ class EngineStats:
     """Seconds and tokens since they were last taken (``LocalEngine.take_stats``).
 
     A pass that fills prompts and decodes counts as ``prefill_s`` and ``decode_s`` in proportion to its rows. Twins
-    share decode rows and guesses may be wrong, so rows and tokens differ; ``draft_rows`` of them were for guesses.
+    share decode rows and guesses may be wrong, so rows and tokens differ; ``draft_rows`` of the rows were
+    for guesses, ``guessed_tokens`` of the tokens were guessed right.
     """
 
     schedule_s: float = 0.0
@@ -27,6 +28,7 @@ class EngineStats:
     decode_tokens: int = 0
     decode_rows: int = 0
     draft_rows: int = 0
+    guessed_tokens: int = 0
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -88,6 +88,7 @@ METRICS: dict[str, str] = {
     "time/checkpoint_s": "seconds spent writing checkpoints",
     "time/step_s": "seconds of the whole step",
     "speed/sampled_tokens_per_s": "tokens sampled per second of rollout",
+    "speed/guessed_share": "share of sampled tokens that were guessed ahead, without a forward pass of their own",
     "speed/trained_tokens_per_s": "tokens trained on per second of update",
 }
 

@@ -71,6 +71,7 @@ def rollout_timings(stats: EngineStats, rollout_s: float, *, loop_s: float) -> d
         "time/tools_s": tools,
         "time/python_s": max(0.0, rollout_s - forward - tools),
         "rollout/prefill_tokens": float(stats.prefill_tokens),
+        "speed/guessed_share": stats.guessed_tokens / max(1, stats.decode_tokens),
     }
 
 
