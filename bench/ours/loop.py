@@ -106,7 +106,7 @@ def episodes(**config: Any) -> Callable[[dict[str, Any]], Reply]:
     def measure(_: dict[str, Any]) -> Reply:
         nonlocal draws
         trainer.engine.load_weights(trainer.model, trainer.engine.version + 1)
-        seconds, groups = timed(lambda: asyncio.run(_collected(trainer, draws)))
+        seconds, groups = timed(lambda: asyncio.run(collected(trainer, draws)))
         draws += 1
         tokens = sum(t.sampled_tokens for g in groups for e in g.episodes for t in e.trajectories)
         return {"seconds": seconds, "tokens": tokens, "turns": _turns(groups)}
@@ -114,7 +114,7 @@ def episodes(**config: Any) -> Callable[[dict[str, Any]], Reply]:
     return measure
 
 
-async def _collected(trainer: RLTrainer, draw: int) -> list[Group]:
+async def collected(trainer: RLTrainer, draw: int) -> list[Group]:
     """One step's groups."""
     config, world = trainer.config, trainer.world
     tasks, _ = world.tasks.take(trainer.cursor, config.train.tasks_per_step)
