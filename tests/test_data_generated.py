@@ -149,6 +149,20 @@ def results_of(messages: list[Message]) -> list[str]:
     return [m["content"] for m in messages if m["role"] == "tool"]
 
 
+@pytest.mark.parametrize(("least", "most", "found"), [(1, 3, {1, 2, 3}), (2, 3, {2, 3}), (2, 2, {2}), (1, 1, {1})])
+def test_word_problems_have_as_many_operations_as_asked_for(least: int, most: int, found: set[int]) -> None:
+    source = make_source("word_problems", min_operations=least, operations=most)
+    assert {len(task.meta["operations"]) for task in source.take(Cursor(), 200)[0]} == found
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"min_operations": 0}, "1 to 3"), ({"min_operations": 3, "operations": 2}, "1 to 2")]
+)
+def test_fewer_than_one_operation_or_more_than_the_most_is_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.min_operations is \d: choose {said}"):
+        make_source("word_problems", **options)
+
+
 def test_a_word_problem_is_shown_one_call_a_turn_in_the_openai_shape() -> None:
     task = Task("w", "?", 17, {"operations": ("multiply", "add"), "operands": (3, 4, 5), "shape": "2-step"})
     messages = word_problems.demonstration(task, random.Random(0), Noise.clean())

@@ -23,7 +23,14 @@ SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 WRONG = {"add": "multiply", "subtract": "add", "multiply": "add", "divide": "subtract"}
 
 
-def problem(index: int, seed: int = 0, split: str = "train", max_operand: int = 99, operations: int = 3) -> Task:
+def problem(
+    index: int,
+    seed: int = 0,
+    split: str = "train",
+    max_operand: int = 99,
+    operations: int = 3,
+    min_operations: int = 1,
+) -> Task:
     """The problem at ``index``; the same arguments always give the same one.
 
     Operands are 2..``max_operand``, results 0..9999 and whole. ``test`` adds phrasings that ``train`` never shows.
@@ -35,7 +42,7 @@ def problem(index: int, seed: int = 0, split: str = "train", max_operand: int = 
     ('Ruth shares 50 buttons equally among 10 friends. How many buttons does each friend get?', 5, ('divide',))
     """
     rng = random.Random(f"word_problems/{seed}/{split}/{index}")
-    phrasings = [p for p in (TRAIN if split == "train" else TRAIN + TEST) if len(p[0]) <= operations]
+    phrasings = [p for p in (TRAIN if split == "train" else TRAIN + TEST) if min_operations <= len(p[0]) <= operations]
     number = rng.randrange(len(phrasings))
     ops, text = phrasings[number]
     operands = _operands(ops, rng, max_operand)
@@ -79,14 +86,19 @@ def _operands(ops: tuple[str, ...], rng: random.Random, max_operand: int) -> tup
 
 
 @SOURCES.register("word_problems")
-def word_problems(split: str = "train", seed: int = 0, max_operand: int = 99, operations: int = 3) -> GeneratedSource:
-    """Endless word problems with up to ``operations`` steps; ``test`` has phrasings that ``train`` has not."""
+def word_problems(
+    split: str = "train", seed: int = 0, max_operand: int = 99, operations: int = 3, min_operations: int = 1
+) -> GeneratedSource:
+    """Endless word problems of ``min_operations`` to ``operations`` steps; ``test`` has phrasings that ``train`` has
+    not."""
     check_split(split)
     if max_operand < 12:
         raise ConfigError(f"data.max_operand is {max_operand}: divisions need at least 12 to come out even")
     if operations not in (1, 2, 3):
         raise ConfigError(f"data.operations is {operations}: choose 1, 2 or 3 steps at most")
-    return GeneratedSource(lambda index: problem(index, seed, split, max_operand, operations))
+    if not 1 <= min_operations <= operations:
+        raise ConfigError(f"data.min_operations is {min_operations}: choose 1 to {operations} (data.operations)")
+    return GeneratedSource(lambda index: problem(index, seed, split, max_operand, operations, min_operations))
 
 
 def demonstration(task: Task, rng: random.Random, noise: Noise) -> list[Message]:
