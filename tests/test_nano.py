@@ -74,8 +74,8 @@ def test_sequences_weigh_the_same_whatever_their_length_and_observations_weigh_n
 def test_environment_answers_calls_and_an_answer_wins(nano: ModuleType) -> None:
     env = nano.CalculatorEnv(max_steps=4)
     assert env.step("<call>add(3,4)</call>") == ("<obs>7</obs>", False)
-    assert env.step("<call>sub(3,4)</call>") == ("<obs>error: unknown op sub</obs>", False)
-    assert env.step("<call>mul(3)</call>") == ("<obs>error: invalid args</obs>", False)
+    assert env.step("<call>sub(3,4)</call>") == ("<obs>error: no call or answer</obs>", False)
+    assert env.step("<call>mul(3)</call>") == ("<obs>error: no call or answer</obs>", False)
     assert env.step("well") == ("<obs>error: no call or answer</obs>", True), "the fourth step is the last"
     env = nano.CalculatorEnv()
     assert env.step("<call>add(1,1)</call><answer>\\boxed{-35}</answer>") == ("", True)
@@ -83,8 +83,7 @@ def test_environment_answers_calls_and_an_answer_wins(nano: ModuleType) -> None:
 
 
 def test_gold_earns_the_reward_and_garbage_does_not(nano: ModuleType) -> None:
-    problem = nano.Problem("add", 3, 4, "mul", 5, True)
-    assert (problem.text, problem.answer) == ("(3+4)*5\n", 35)
+    problem = nano.Problem("(3+4)*5\n", ["add", "mul"], [3, 4, 5], 35)
 
     def earns(said: str) -> float:
         episode = nano.Episode(problem)
@@ -94,6 +93,18 @@ def test_gold_earns_the_reward_and_garbage_does_not(nano: ModuleType) -> None:
     assert earns("<answer>\\boxed{35}</answer>") == 1.1
     assert earns("<answer>\\boxed{36}</answer>") == 0.1
     assert earns("35") == earns("<answer>35</answer>") == earns("") == 0.0
+
+
+def test_a_problem_says_what_its_answer_answers(nano: ModuleType) -> None:
+    problems = [nano.make_problem(random.Random(i)) for i in range(40)]
+    # Python reads the same arithmetic in the text: "(3+4)*5".
+    assert all(eval(p.text) == p.answer for p in problems)
+    assert {p.text.startswith("(") for p in problems} == {True, False}, "the bracket stands on either side"
+
+
+def test_the_file_is_short_enough_to_be_read_in_one_sitting(nano: ModuleType) -> None:
+    assert nano.__file__ is not None
+    assert len(Path(nano.__file__).read_text(encoding="utf-8").splitlines()) <= 270
 
 
 def test_clean_demonstrations_solve_their_problem_and_noise_is_in_the_choices(nano: ModuleType) -> None:

@@ -41,9 +41,6 @@ app = typer.Typer(
 
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(data_app, name="data")
-add_rollout_verbs(app)
-add_pipeline_verbs(app)
-add_eval_verbs(app)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The config file.")]
 Overrides = Annotated[
@@ -73,7 +70,9 @@ def _root(
 
 @app.command()
 def demo(
-    out: Out = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Run directory (default: runs/demo, or the next free runs/demo-N).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="RL steps (default: as many as the demo needs).")] = None,
     resume: Resume = False,
@@ -100,7 +99,7 @@ def sft(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Fine-tune on demonstrations."""
+    """Fine-tune on demonstrations: only what the assistant writes is trained on."""
     with _told(debug):
         given = _Given(config, overrides, out, dry_run, quiet)
         _perform("palestra.train.config:SFTConfig", "palestra.train.sft:train_sft", given, resume=resume)
@@ -170,7 +169,7 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a model on held-out tasks."""
+    """Play held-out tasks: accuracy with its interval, pass@k, kinds of mistakes."""
     with _told(debug):
         given = _Given(config, overrides, out, dry_run, quiet)
         _perform("palestra.train.config:EvalConfig", "palestra.train.evaluation:run_eval", given)
@@ -208,7 +207,7 @@ def profile(
 @app.command()
 def selfcheck(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE.jsonl]", help="Known answers of your own (default: ours).")
+        Path | None, typer.Argument(metavar="FILE.jsonl", help="Known answers of your own (default: ours).")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -219,6 +218,12 @@ def selfcheck(
         whole = tell(file, typer.echo)
     if not whole:
         raise typer.Exit(1)
+
+
+# `palestra --help` lists verbs in this order: the training ones first.
+add_rollout_verbs(app)
+add_pipeline_verbs(app)
+add_eval_verbs(app)
 
 
 def main() -> None:
