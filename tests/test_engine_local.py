@@ -360,6 +360,24 @@ def test_a_cancelled_generation_frees_its_row_and_the_others_go_on() -> None:
     assert len(tokens_of(waits)) == 5
 
 
+@pytest.mark.parametrize("session", ["doomed", "another"])
+def test_nobody_waits_for_a_prompt_whose_request_was_cancelled_half_filled(session: str) -> None:
+    """The next request with that prompt fills what is missing itself."""
+    model, asked = make_model(), prompt(60)
+    with engine_on(model, prefill_tokens=8) as engine:
+
+        async def story() -> Completion:
+            doomed = asyncio.create_task(engine.sample(asked, SamplingParams(4), session="doomed"))
+            while not engine._stats.passes:
+                await asyncio.sleep(0)
+            doomed.cancel()
+            await asyncio.gather(doomed, return_exceptions=True)
+            return await engine.sample(asked, SamplingParams(4), session=session)
+
+        said = run(story())
+    np.testing.assert_allclose(logprobs_of(said), forced(model, asked, said), atol=1e-5)
+
+
 def test_a_session_released_while_it_generates_gets_its_completion_and_its_slot_is_free_afterwards() -> None:
     with engine_on(make_model(), max_rows=1, max_sessions=1) as engine:
         alone = tokens_of(ask(engine, prompt(9), "alone", max_new_tokens=60))

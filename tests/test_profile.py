@@ -23,7 +23,7 @@ STEP = {
     "time/step_s": 10.0, "time/rollout_s": 6.0, "time/prefill_s": 1.0, "time/decode_s": 3.0, "time/sampling_s": 0.5,
     "time/tools_s": 1.0, "time/python_s": 0.5, "time/reward_s": 0.5, "time/reference_s": 0.5, "time/update_s": 2.0,
     "time/forward_s": 0.5, "time/backward_s": 1.4, "time/optimizer_s": 0.1, "time/sync_s": 1.0,
-    "rollout/sampled_tokens": 600.0, "rollout/prefill_tokens": 2000.0, "train/row_tokens": 1000.0,
+    "rollout/sampled_tokens": 600.0, "speed/prefill_tokens": 2000.0, "train/row_tokens": 1000.0,
 }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def test_what_neither_the_engine_nor_the_event_loop_did_was_waiting_for_tools() 
     assert seen["time/tools_s"] == 10 - 4 - 1
     assert seen["time/python_s"] == 0.5 + 0.25 + 1.0, "the engine's own Python and the event loop's"
     assert (seen["time/prefill_s"], seen["time/decode_s"], seen["time/sampling_s"]) == (1.0, 2.0, 0.25)
-    assert (seen["rollout/prefill_tokens"], seen["speed/guessed_share"]) == (90, 0.25)
+    assert (seen["speed/prefill_tokens"], seen["speed/guessed_share"]) == (90, 0.25)
     parts = [v for name, v in seen.items() if name.startswith("time/")]
     assert sum(parts) == pytest.approx(10.0)
     assert rollout_timings(stats, 4.5, loop_s=1.0)["time/tools_s"] == 0, "they overlap: never below nothing"

@@ -215,7 +215,7 @@ def killed(kind: str, out: Path, moment: str, *, adapter: bool) -> None:
 
 
 def end_of(out: Path) -> dict[str, Any]:
-    """Weights, trainer state and logged numbers at the end of a run, without clock times and paths."""
+    """Weights, trainer state and logged numbers at the end of a run, without paths and what the clock has a hand in."""
     found = latest_checkpoint(out / "checkpoints")
     assert found is not None and found.name == f"step_{STEPS:06d}"
     state = dict(load_checkpoint(found).trainer)

@@ -168,15 +168,39 @@ for _tag, (_pattern, _first) in _SCALARS.items():
         _class.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), _starts)
 
 
+MAX_DEPTH, MAX_VALUES = 50, 100_000
+"""Bounds of what a config may hold, aliases written out: a few lines of them can stand for more than memory holds."""
+
+
 def _parse_yaml(text: str, place: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
+        value = yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
         raise ConfigError(f"{where}: {error.problem or error.context}; this is not valid YAML") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{place}: {' '.join(str(error).split())}; this is not valid YAML") from None
+    except (LookupError, AttributeError, TypeError):  # what PyYAML makes of a tag whose text does not fit it
+        raise ConfigError(f"{place}: a value does not fit its tag (such as !!bool); leave the tag out") from None
+    except RecursionError:
+        raise ConfigError(f"{place}: nested too deeply; at most {MAX_DEPTH} levels") from None
+    _check_extent(value, place)
+    return value
+
+
+def _check_extent(value: Any, place: str) -> None:
+    """Refuse what is nested too deeply (an alias of itself without end) or too large once aliases are written out."""
+    level, values = [value], 0
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            if values + len(inner) > MAX_VALUES:
+                raise ConfigError(f"{place}: more than {MAX_VALUES} values, aliases written out; use fewer aliases")
+        level, values = inner, values + len(inner)
+    if level:
+        raise ConfigError(f"{place}: nested too deeply; at most {MAX_DEPTH} levels")
 
 
 def _parse_override(override: str) -> tuple[list[str], Any]:

@@ -58,6 +58,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     "unknown env 'serach': did you mean 'search'? Known: math, search"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)  # a config may give a number
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}: {hint}Known: {', '.join(known) or 'none'}"

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from palestra.errors import DataError
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -62,8 +64,11 @@ def view(
             return
         console = Console(highlight=False)
         console.print("+ marks what the model wrote: the tokens that are trained on", style="dim")
-        for group in chosen:
-            console.print(show_group(group))
+        for number, group in enumerate(chosen, start=1):
+            try:
+                console.print(show_group(group))
+            except (KeyError, TypeError, ValueError, AttributeError) as wrong:
+                raise DataError(f"{file}:{number}: {type(wrong).__name__} {wrong}; is it a rollouts file?") from wrong
 
 
 def replay(
@@ -93,6 +98,9 @@ def _write_html(html: Path, path: Path, file: Path, groups: list[dict[str, Any]]
 
     metrics = read_metrics(path / "metrics.jsonl") if path.is_dir() else []
     stored = path / "summary.json"
-    summary = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    try:
+        summary = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
+    except ValueError as wrong:
+        raise DataError(f"{stored} is not JSON ({wrong}); remove it to have a report without it") from None
     write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
     typer.echo(f"report in {html}")

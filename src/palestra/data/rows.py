@@ -45,6 +45,8 @@ def parse_line(line: str, where: str) -> Row:
         raise DataError(
             f"{where}: not valid JSON ({error.msg} at column {error.colno}); one object per line"
         ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: a number is too long or the nesting too deep to be read") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: a {type(row).__name__} instead of an object; one object per line")
     return row

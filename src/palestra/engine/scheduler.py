@@ -182,6 +182,7 @@ class Scheduler:
         """The request is done; its session keeps the slot for the next turn."""
         self.active.remove(request)
         request.slot.busy = False
+        del request.slot.tokens[request.slot.cached :]  # nobody fills these now: others must not wait for them
         if request.slot.session is None or request.slot.stale:
             self._forget(request.slot)
 

@@ -71,7 +71,9 @@ class Env(Protocol):
 
     ``aclose`` is optional, and so is ``never_blocks = True``: a promise that ``reset`` and ``step`` are plain methods
     which only compute, for microseconds. They are then called where the episodes are driven, and not on a thread of
-    their own, which costs more than they do; nothing could end one that hangs after all.
+    their own, which costs more than they do; nothing could end one that hangs after all. ``timeout_s`` is optional
+    too: the environment's own limit in seconds for what a step does; where a step took as long, its answer is
+    journalled, so that a resumed run meets it again.
     """
 
     def reset(self, task: Task, *, seed: int) -> Observation | Awaitable[Observation]: ...

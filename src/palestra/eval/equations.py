@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_TEXT = 20_000  # characters read, from the end
+MAX_DIGITS = 400  # longer runs of digits are no numbers that anybody calculates with
 
 # Possessive quantifiers: a text without equations is read once, not again from every character.
 NUMBER = r"(?>\d++(?:\.\d++)?+|\.\d++)(?![A-Za-z\d])"
@@ -84,7 +85,9 @@ def shown(value: Fraction) -> str:
     >>> shown(Fraction(24)), shown(Fraction(1, 3))
     ('24', '0.333333')
     """
-    return str(value.numerator) if value.denominator == 1 else f"{float(value):.6f}".rstrip("0").rstrip(".")
+    if value.denominator == 1 or abs(value) > 10**15:
+        return str(round(value))
+    return f"{float(value):.6f}".rstrip("0").rstrip(".")
 
 
 def plain(text: str) -> str:
@@ -120,7 +123,8 @@ def operations(text: str) -> list[Operation]:
     >>> [str(o) for o in operations("<call>mul(64,961)</call>, (3+4)*5 = 35")]
     ['64 * 961', '3 + 4', '7 * 5']
     """
-    called = [Operation(SYMBOLS[m[1]], Fraction(m[2]), Fraction(m[3])) for m in CALL.finditer(text[-MAX_TEXT:])]
+    calls = [m for m in CALL.finditer(text[-MAX_TEXT:]) if len(m[0]) <= MAX_DIGITS]
+    called = [Operation(SYMBOLS[m[1]], Fraction(m[2]), Fraction(m[3])) for m in calls]
     written = [o for e in equations(text) for o in e.operations]
     return [o for o in (*called, *written) if o.symbol != "/" or o.right]
 
@@ -141,7 +145,7 @@ def numbers(text: str) -> list[Fraction]:
     >>> [str(n) for n in numbers("1,200 clips at 0.5")]
     ['1200', '1/2']
     """
-    return [Fraction(m[0]) for m in re.finditer(NUMBER, plain(text[-MAX_TEXT:]))]
+    return [Fraction(m[0]) for m in re.finditer(NUMBER, plain(text[-MAX_TEXT:])) if len(m[0]) <= MAX_DIGITS]
 
 
 def _part_of_more(line: str, match: re.Match[str]) -> bool:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from palestra.eval.equations import Operation, equations, operations_of
 from palestra.eval.evaluate import value_of
@@ -150,6 +151,10 @@ def _tool_failures(episode: Episode) -> int:
     return max(failed, int(episode.info.get("tool_calls_refused", 0))) + fatal
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
 def _tool_operations(trajectory: Trajectory) -> Iterator[Operation]:
     """The arithmetic in structured calls: ``add(a=3, b=4)`` by its name, ``calculate("12 * 7")`` by its text."""
     for turn in trajectory.turns:
@@ -158,11 +163,11 @@ def _tool_operations(trajectory: Trajectory) -> Iterator[Operation]:
             given = function.get("arguments")
             try:
                 values = json.loads(given) if isinstance(given, str) else given
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             values = list(values.values()) if isinstance(values, dict) else []
             symbol = next((s for n, s in _NAMES.items() if str(function.get("name", "")).startswith(n)), None)
-            if symbol and len(values) == 2 and all(isinstance(v, int | float) for v in values):
+            if symbol and len(values) == 2 and all(map(_is_number, values)):
                 operation = Operation(symbol, *(Fraction(str(v)) for v in values))
                 yield from [operation] if symbol != "/" or operation.right else []
             for text in values:

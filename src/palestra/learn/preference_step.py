@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -57,8 +58,8 @@ class Comparisons:
 class Objective(Protocol):
     """What is learned from comparisons."""
 
-    def ready(self, data: Comparisons) -> Comparisons:
-        """``data`` with what must be known about all of it before it is cut."""
+    def ready(self, data: Comparisons, guard: Guard | None = None) -> Comparisons:
+        """``data`` with what must be known about all of it before it is cut. guard: knows how many tokens fit."""
         ...
 
     def outcome(self, data: Comparisons, units: Sequence[int], *, gradient: bool) -> Outcome:
@@ -75,10 +76,10 @@ class PreferenceObjective:
     config: Config
     max_tokens: int
 
-    def ready(self, data: Comparisons) -> Comparisons:
+    def ready(self, data: Comparisons, guard: Guard | None = None) -> Comparisons:
         if self.loss.paired:
             return data
-        return replace(data, baseline=kto_baseline(self.policy, data, self.max_tokens))
+        return replace(data, baseline=kto_baseline(self.policy, data, self.max_tokens, guard))
 
     def outcome(self, data: Comparisons, units: Sequence[int], *, gradient: bool) -> Outcome:
         members = [i for unit in units for i in data.members(unit)]
@@ -108,7 +109,7 @@ class RewardObjective:
     model: RewardModel
     center: float
 
-    def ready(self, data: Comparisons) -> Comparisons:
+    def ready(self, data: Comparisons, guard: Guard | None = None) -> Comparisons:
         return data
 
     def outcome(self, data: Comparisons, units: Sequence[int], *, gradient: bool) -> Outcome:
@@ -130,7 +131,7 @@ def preference_step(
     """One optimiser step on the mean over ``data``; a loss or gradient that is not finite is never applied. ``guard``,
     the run's own, hears of that, and knows how many tokens fit into memory."""
     guard = guard or Guard(max_tokens)
-    data, sums = objective.ready(data), Sums({})
+    data, sums = objective.ready(data, guard), Sums({})
 
     def backward(units: Sequence[int]) -> float:
         outcome = objective.outcome(data, units, gradient=True)
@@ -158,7 +159,7 @@ def measure(
 ) -> dict[str, float]:
     """The same numbers, nothing learned."""
     guard = guard or Guard(max_tokens)
-    data, sums = objective.ready(data), Sums({})
+    data, sums = objective.ready(data, guard), Sums({})
     guard.in_parts(
         lambda tokens: _cut(data, tokens),
         lambda units: _add(sums, objective.outcome(data, units, gradient=False)),
@@ -205,27 +206,37 @@ def _add(sums: Sums, outcome: Outcome) -> None:
 
 
 @torch.no_grad()
-def kto_baseline(policy: Policy, data: Comparisons, max_tokens: int) -> Tensor:
-    """z₀ = max(0, mean of log π/π_ref over replies under prompts that they were not written for), in nats."""
+def kto_baseline(policy: Policy, data: Comparisons, max_tokens: int, guard: Guard | None = None) -> Tensor:
+    """z₀ = max(0, mean of log π/π_ref over replies under prompts that they were not written for), in nats. guard: how
+    many tokens go through the model at once, in the place of ``max_tokens``."""
     assert data.mismatched is not None
     rows = data.mismatched
-    totals = []
-    for indices in unit_batches(rows.samples, [(i,) for i in range(len(rows))], max_tokens):
+
+    def total(indices: Sequence[int]) -> Tensor:
         logprobs, _, ref = _scored(policy, rows, indices, gradient=False, reference=True)
-        totals.append((logprobs - ref).sum())
+        return (logprobs - ref).sum()
+
+    totals = (guard or Guard(max_tokens)).in_parts(partial(_one_by_one, rows), total)
     return (torch.stack(totals).sum() / len(rows)).clamp(min=0)
 
 
 @torch.no_grad()
-def token_logprobs(policy: Policy, rows: Rows, *, max_tokens: int) -> tuple[PerToken, ...]:
-    """Per sample float32[T]: the policy's own log-probs of the trained tokens, 0 elsewhere."""
+def token_logprobs(policy: Policy, rows: Rows, *, max_tokens: int, guard: Guard | None = None) -> tuple[PerToken, ...]:
+    """Per sample float32[T]: the policy's own log-probs of the trained tokens, 0 elsewhere. guard: as above."""
     out = [np.zeros(len(s.tokens), np.float32) for s in rows.samples]
-    for indices in unit_batches(rows.samples, [(i,) for i in range(len(rows))], max_tokens):
+
+    def write(indices: Sequence[int]) -> None:
         batch = _packed(rows, indices, policy.device)
         values, sequence = policy.current_logprobs(batch).cpu().numpy(), batch.sequence.cpu().numpy()
         for at, i in enumerate(batch.indices):
             out[i][rows.samples[i].loss_mask & (np.arange(len(out[i])) > 0)] = values[sequence == at]
+
+    (guard or Guard(max_tokens)).in_parts(partial(_one_by_one, rows), write)
     return tuple(out)
+
+
+def _one_by_one(rows: Rows, max_tokens: int) -> Iterator[list[int]]:
+    return unit_batches(rows.samples, [(i,) for i in range(len(rows))], max_tokens)
 
 
 def reply_rewards(model: RewardModel, rows: Rows, indices: Sequence[int]) -> Tensor:

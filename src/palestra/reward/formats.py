@@ -17,7 +17,8 @@ from palestra.types import Trajectory
 
 INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # text without any of the four tags, so no block can hold a second one
 THINK_ANSWER = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>(?P<answer>{INSIDE})</answer>\s*", re.DOTALL)
-END_TOKENS = re.compile(r"(?:\s*(?:<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>))+\s*$")
+END_TOKEN = re.compile(r"(?:<\|[^<>|]{1,40}\|>|</s>|<eos>|<end_of_turn>)\Z")
+LONGEST = 44  # characters of an end token
 
 
 def raw_texts(completions: Sequence[Completion], trajectories: Sequence[Trajectory] | None) -> list[str]:
@@ -26,7 +27,19 @@ def raw_texts(completions: Sequence[Completion], trajectories: Sequence[Trajecto
         texts = [last_message(c) for c in completions]
     else:
         texts = [t.turns[-1].text if t.turns else "" for t in trajectories]
-    return [END_TOKENS.sub("", text) for text in texts]
+    return [without_end_tokens(text) for text in texts]
+
+
+def without_end_tokens(text: str) -> str:
+    """The text up to the end-of-turn tokens that it ends with, however many.
+
+    >>> without_end_tokens("done <|im_end|> </s>\\n"), without_end_tokens("done ")
+    ('done', 'done ')
+    """
+    bare = text.rstrip()
+    while found := END_TOKEN.search(bare, max(0, len(bare) - LONGEST)):
+        text = bare = bare[: found.start()].rstrip()
+    return text
 
 
 @REWARDS.register("format")

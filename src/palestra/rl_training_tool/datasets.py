@@ -23,7 +23,7 @@ from palestra.data.tables import (
     table_file,
 )
 from palestra.errors import ConfigError, DataError, unknown
-from palestra.reward.formats import END_TOKENS
+from palestra.reward.formats import without_end_tokens
 
 Row = dict[str, Any]
 GSM8K = "gsm8k"
@@ -109,7 +109,7 @@ class Writer:
         else:
             completion = _text(row[column(row, ANSWERS, "answer", where)], f"{where}: the answer")
         # A turn's end is the renderer's to write; plain text has none but the tokenizer's own.
-        written = MARKS.sub("", END_TOKENS.sub("", completion)) + self._end
+        written = MARKS.sub("", without_end_tokens(completion)) + self._end
         return {"prompt": self._asked(row, where), "completion": written}
 
     def rl(self, rows: Iterable[Row]) -> list[Row]:

@@ -55,6 +55,8 @@ def group_from_dict(data: Mapping[str, Any], where: str = "rollouts") -> Group:
         return Group(task, data["draw"], tuple(_episode_from_dict(e, task) for e in data["episodes"]))
     except KeyError as missing:
         raise DataError(f"{where}: field {missing} is missing; the file is no rollouts file of palestra") from missing
+    except (TypeError, ValueError, AttributeError, OverflowError) as wrong:
+        raise DataError(f"{where}: {wrong}; the file is no rollouts file of palestra") from wrong
 
 
 def write_rollouts(

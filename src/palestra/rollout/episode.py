@@ -20,6 +20,7 @@ from palestra.config import Config
 from palestra.engine.base import Completion, Engine, SamplingParams
 from palestra.env.base import Action, Env, Observation, StepResult
 from palestra.errors import PalestraError, UserError
+from palestra.rollout.journal import Clock, Seen, described, restored
 from palestra.rollout.seeds import noise_key
 from palestra.rollout.view import View
 from palestra.rollout.worker import EnvThread
@@ -69,12 +70,14 @@ async def run_episode(
     agent: Agent | None = None,
     purpose: str = "train",
     stop: Sequence[str] = (),
+    clock: Clock | None = None,
 ) -> Episode:
     """Play one task to its end. Training, evaluation and serving all call this.
 
     The episode's noise is keyed by (seed, purpose, draw, task, member, turn); the environment's seed leaves out
     the member, so a group meets one and the same problem. The stops of a generation are the renderer's token ids,
-    the environment's strings, the config's and ``stop``, merged.
+    the environment's strings, the config's and ``stop``, merged. clock: journals the time limits that strike, and lets
+    those strike again that struck before the run was killed.
 
     An exception from the environment, the engine, the renderer or the agent makes an episode with ``error`` and
     the turns played so far: an outage, counted and excluded. A :class:`UserError` and cancellation propagate. The
@@ -83,9 +86,9 @@ async def run_episode(
     would fail alike), ``tool_failure`` (what failed), ``tool_calls_refused`` (calls beyond the limit).
     """
     begin = time.perf_counter()
-    played = _Played(
-        task, env, engine, renderer, limits, sampling, agent or GrowingAgent(), seed, draw, member, purpose, tuple(stop)
-    )
+    who = (seed, draw, member, purpose)
+    clock = (clock or Clock()).under(timeout_s=limits.timeout_s, step_timeout_s=limits.step_timeout_s)
+    played = _Played(task, env, engine, renderer, limits, sampling, agent or GrowingAgent(), *who, tuple(stop), clock)
     error: str | None = None
     try:
         reason = await played.to_the_end()
@@ -135,6 +138,7 @@ class _Played:
     member: int
     purpose: str
     more_stops: tuple[str, ...]
+    clock: Clock
 
     views: list[View] = field(default_factory=list)
     history: list[Turn] = field(default_factory=list)
@@ -143,6 +147,8 @@ class _Played:
     doing: str = "start"
     sampled_tokens: int = 0
     tool_calls: int = 0
+    _seen: Seen = ()
+    _over: bool = False  # a limit that struck was that of the whole episode
     _thread: EnvThread = field(default_factory=EnvThread)
     _tools: tuple[Mapping[str, Any], ...] = ()
     _stops: tuple[str, ...] = ()
@@ -204,10 +210,12 @@ class _Played:
             include_stop_str_in_output=True,
             seed=noise_key(self.seed, self.purpose, self.draw, self.task.id, self.member, len(self.history)),
         )
-        begin = time.perf_counter()
+        begin, prompt = time.perf_counter(), view.prompt
+        self._seen = (prompt,)
         try:
-            work = self.engine.sample(view.prompt, params, session=view.session)
-            completion = await _within(self._time_left(), work)
+            completion = await self._within(
+                "sample", self._time_left(), lambda: self.engine.sample(prompt, params, session=view.session)
+            )
         except StepTimeout:
             return None
         finally:
@@ -219,7 +227,9 @@ class _Played:
     async def _act(self, view: View, completion: Completion) -> tuple[StepResult, StopReason | None]:
         """Let the environment answer the completion, and file the turn whatever happens."""
         self.doing = "renderer.parse_response"
-        parsed = self.renderer.parse_response([int(t) for s in completion.spans for t in s.tokens])
+        sampled = [int(t) for s in completion.spans for t in s.tokens]
+        self._seen = (*self._seen, sampled)
+        parsed = self.renderer.parse_response(sampled)
         message = parsed.message()
         allowance = self.limits.max_tool_calls - self.tool_calls
         action = Action(message, completion.text, parsed.malformed, completion.finish_reason, allowance)
@@ -229,11 +239,11 @@ class _Played:
             if self._refused(len(parsed.tool_calls) - allowance):
                 reason = StopReason.MAX_TOOL_CALLS
             else:
-                result = await self._ask_env("step", StepResult, partial(self.env.step, action))
+                result = await self._step(action)
                 paid = _rewards(result.reward)
         except StepTimeout as expired:
             reason = StopReason.TIMEOUT
-            if self._time_left() > 0:
+            if not self._over:
                 reason = StopReason.TOOL_FAILURE
                 self.info["tool_failure"] = f"env.step: {expired}"
         finally:
@@ -264,12 +274,50 @@ class _Played:
             (self.tool_calls > self.limits.max_tool_calls, StopReason.MAX_TOOL_CALLS),
             (self.sampled_tokens >= self.limits.max_tokens, StopReason.MAX_TOKENS),
             (len(self.history) >= self.limits.max_turns, StopReason.MAX_TURNS),
-            (self._time_left() <= 0, StopReason.TIMEOUT),
         )
-        return next((reason for met, reason in ends if met), None)
+        met = next((reason for met, reason in ends if met), None)
+        return met or (StopReason.TIMEOUT if self._time_is_over() else None)
 
     def _time_left(self) -> float:
         return self._deadline - time.monotonic()
+
+    def _time_is_over(self) -> bool:
+        """Whether the episode's time is over between two turns."""
+        turn = len(self.history)
+        if self.clock.struck(turn, "episode", self._seen) is not None:
+            return True
+        if self._time_left() > 0:
+            return False
+        self.clock.strikes(turn, "episode", self._seen)
+        return True
+
+    async def _within(self, kind: str, limit_s: float, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """``work`` in at most ``limit_s``. A limit that struck before the run was killed strikes again, at once; one
+        that strikes now is on the disk before anybody knows of it."""
+        turn = len(self.history)
+        if (entry := self.clock.struck(turn, kind, self._seen)) is not None:
+            self._over = entry["over"]
+            raise StepTimeout(_late(entry["limit_s"]))
+        try:
+            return await _within(limit_s, work())
+        except StepTimeout:
+            self._over = self._time_left() <= 0
+            self.clock.strikes(turn, kind, self._seen, limit_s=limit_s, over=self._over)
+            raise
+
+    async def _step(self, action: Action) -> StepResult:
+        """What the environment answers. Where that took as long as its own ``timeout_s``, a clock may have decided it,
+        and it is journalled: when the step is played again the environment is asked all the same, since its state goes
+        on from there, and the first answer counts."""
+        turn, begin, own = len(self.history), time.monotonic(), getattr(self.env, "timeout_s", None)
+        result = await self._ask_env("step", StepResult, partial(self.env.step, action))
+        entry = self.clock.struck(turn, "result", self._seen)
+        if entry is not None and entry["limit_s"] == own:
+            return restored(result, entry["result"])
+        late = isinstance(own, int | float) and time.monotonic() - begin >= own
+        if late and (plain := described(result)) is not None:
+            self.clock.strikes(turn, "result", self._seen, limit_s=own, result=plain)
+        return result
 
     async def _ask_env(self, what: str, kind: type[T], call: Callable[[], Any]) -> T:
         self.doing = f"env.{what}"
@@ -277,7 +325,7 @@ class _Played:
         limit = min(self.limits.step_timeout_s, self._time_left())
         try:
             instant = getattr(self.env, "never_blocks", False)
-            answer = call() if instant else await _within(limit, self._thread.call(call))
+            answer = call() if instant else await self._within(what, limit, lambda: self._thread.call(call))
         finally:
             self.timings["env_s"] += time.perf_counter() - begin
         if not isinstance(answer, kind):
@@ -308,8 +356,12 @@ async def _within(limit_s: float, work: Coroutine[Any, Any, T]) -> T:
             return await work
     except TimeoutError as problem:
         if scope.expired():
-            raise StepTimeout(f"no answer within {limit_s:g} s") from problem
+            raise StepTimeout(_late(limit_s)) from problem
         raise
+
+
+def _late(limit_s: float) -> str:
+    return f"no answer within {limit_s:g} s"
 
 
 def _rewards(paid: float | Mapping[str, float] | None) -> dict[str, float]:

@@ -57,7 +57,6 @@ METRICS: dict[str, str] = {
     "rollout/errors": "episodes excluded because of a failure of the infrastructure",
     "rollout/success_rate": "share of scored episodes that solved the task",
     "rollout/sampled_tokens": "tokens the model wrote in the step",
-    "rollout/prefill_tokens": "tokens of prompts and observations that went through a forward pass",
     "rollout/sampled_tokens_mean": "tokens the model wrote per episode",
     "rollout/turns_mean": "turns per episode",
     "rollout/tool_calls_mean": "executed tool calls per episode",
@@ -88,6 +87,7 @@ METRICS: dict[str, str] = {
     "time/checkpoint_s": "seconds spent writing checkpoints",
     "time/step_s": "seconds of the whole step",
     "speed/sampled_tokens_per_s": "tokens sampled per second of rollout",
+    "speed/prefill_tokens": "tokens of prompts and observations that went through a forward pass",
     "speed/guessed_share": "share of sampled tokens that were guessed ahead, without a forward pass of their own",
     "speed/trained_tokens_per_s": "tokens trained on per second of update",
 }

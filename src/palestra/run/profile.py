@@ -20,7 +20,7 @@ _WIDTH = 110
 PARTS: tuple[tuple[str, str, int, str | None], ...] = (
     # (metric, what it is, depth, metric of the tokens it went through)
     ("time/rollout_s", "rollout", 0, "rollout/sampled_tokens"),
-    ("time/prefill_s", "prefill", 1, "rollout/prefill_tokens"),
+    ("time/prefill_s", "prefill", 1, "speed/prefill_tokens"),
     ("time/decode_s", "decode", 1, "rollout/sampled_tokens"),
     ("time/sampling_s", "sampling", 1, "rollout/sampled_tokens"),
     ("time/tools_s", "tools waiting", 1, None),

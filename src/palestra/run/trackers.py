@@ -79,12 +79,15 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a ``metrics.jsonl``. A torn last line (a killed run) is left out; any other bad line raises
     DataError with file and line."""
     rows = []
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines[:-1], start=1):
         try:
             row = json.loads(line)
             rows.append({**row, "step": int(row["step"]), "phase": str(row["phase"])})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise DataError(f"{path}:{number}: not a metrics row (a JSON object with step and phase)") from None
     return rows
 

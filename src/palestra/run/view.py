@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import io
+import codecs
 import json
 import math
 from collections.abc import Generator, Iterator, Mapping
@@ -45,7 +45,7 @@ def read_groups(path: str | Path) -> Iterator[dict[str, Any]]:
 def _read_group(line: str, where: str) -> dict[str, Any]:
     try:
         group = json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"{where}: not JSON ({problem}); is it a rollouts file?") from None
     if not isinstance(group, dict) or "episodes" not in group:
         raise DataError(f"{where}: not a line of a rollouts file; see docs/formats.md")
@@ -56,20 +56,37 @@ def _read_group(line: str, where: str) -> dict[str, Any]:
 
 def _lines(path: Path) -> Generator[str, None, None]:
     if path.suffix != ".zst":
-        with path.open(encoding="utf-8") as lines:
-            yield from lines
+        with path.open(encoding="utf-8") as plain:
+            yield from plain
         return
     import zstandard
 
+    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
     try:
-        with (
-            path.open("rb") as raw,
-            zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as data,
-            io.TextIOWrapper(data, encoding="utf-8") as lines,
-        ):
-            yield from lines
+        with closing(_unpacked(path)) as pieces:
+            for piece in pieces:
+                *lines, rest = (rest + decoder.decode(piece)).split("\n")
+                yield from lines
     except zstandard.ZstdError as problem:
         raise DataError(f"{path} is not zstandard-compressed ({problem}); is it a rollouts file?") from None
+    if rest := rest + decoder.decode(b"", final=True):
+        yield rest
+
+
+def _unpacked(path: Path) -> Generator[bytes, None, None]:
+    """The frames of a file, decompressed. A stream that is cut off just ends, for zstandard; here it is an error."""
+    import zstandard
+
+    frame, whole = zstandard.ZstdDecompressor().decompressobj(), False
+    with path.open("rb") as raw:
+        while packed := raw.read(1 << 16):
+            while packed:
+                yield frame.decompress(packed)
+                packed, whole = frame.unused_data, frame.eof
+                if whole:
+                    frame = zstandard.ZstdDecompressor().decompressobj()
+    if not whole:
+        raise DataError(f"{path} is cut off: it ends inside its compressed data; the groups before can be used")
 
 
 def rollouts_of(run: str | Path, step: int | None = None) -> Path:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from palestra.engine.stats import EngineStats
 from palestra.eval.evaluate import EvalResult
 from palestra.learn.advantage import zero_variance
 from palestra.learn.batch import Rows
+from palestra.run.trackers import read_metrics
 from palestra.types import Episode, Group
 
 
@@ -70,7 +73,7 @@ def rollout_timings(stats: EngineStats, rollout_s: float, *, loop_s: float) -> d
         "time/sampling_s": stats.sample_s,
         "time/tools_s": tools,
         "time/python_s": max(0.0, rollout_s - forward - tools),
-        "rollout/prefill_tokens": float(stats.prefill_tokens),
+        "speed/prefill_tokens": float(stats.prefill_tokens),
         "speed/guessed_share": stats.guessed_tokens / max(1, stats.decode_tokens),
     }
 
@@ -89,6 +92,17 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
         **{f"eval/stop/{name}": value for name, value in result.stops.items()},
     }
     return {name: value for name, value in named.items() if value is not None}
+
+
+def logged(run: Path, step: int, metrics: Mapping[str, float]) -> bool:
+    """Whether RL has a row of this step that tells just this, times apart: a run that was killed behind its last row
+    measures it once more when it is resumed."""
+    told = {name: value for name, value in metrics.items() if not name.startswith("time/") and math.isfinite(value)}
+    rows = read_metrics(run / "metrics.jsonl")
+    same = (row for row in rows if row["phase"] == "rl" and row["step"] == step)
+    return any(
+        {name: row[name] for name in row if "/" in name and not name.startswith("time/")} == told for row in same
+    )
 
 
 def advantages_by_trajectory(groups: Sequence[Group], rows: Rows) -> list[list[list[float | None]]]:

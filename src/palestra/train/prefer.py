@@ -27,6 +27,7 @@ from palestra.learn.preference_step import (
     preference_step,
     token_logprobs,
 )
+from palestra.learn.robust import Guard
 from palestra.model.loading import LoadedModel
 from palestra.model.lora import add_lora, is_adapter
 from palestra.run.directory import Run
@@ -273,10 +274,9 @@ def train_prefer(config: PreferConfig, *, progress: Progress, resume: bool = Fal
         reference: bool | nn.Module = False
         if settings.precompute_reference:
             progress.phase("reference log-probs", total=1)
-            data, held_out = (
-                _with_reference(model, data, settings),
-                held_out and _with_reference(model, held_out, settings),
-            )
+            guard = Guard(settings.micro_batch_tokens, tell=partial(progress.note, warning=True))
+            data = _with_reference(model, data, settings, guard)
+            held_out = held_out and _with_reference(model, held_out, settings, guard)
         elif loss.reference:
             # A fresh adapter is switched off for the reference; weights that train themselves need a copy.
             reference = True if config.lora is not None else frozen_copy(model)
@@ -297,12 +297,12 @@ def train_prefer(config: PreferConfig, *, progress: Progress, resume: bool = Fal
         return session.summary(data, time.perf_counter() - began)
 
 
-def _with_reference(model: nn.Module, data: Comparisons, settings: PreferenceSettings) -> Comparisons:
+def _with_reference(model: nn.Module, data: Comparisons, settings: PreferenceSettings, guard: Guard) -> Comparisons:
     """The log-probs of the model as it was loaded, kept with the rows."""
     policy = sft.make_policy(model, settings, reference=False)
 
     def known(rows: Rows) -> Rows:
-        return rows.with_(ref=token_logprobs(policy, rows, max_tokens=settings.micro_batch_tokens))
+        return rows.with_(ref=token_logprobs(policy, rows, max_tokens=guard.tokens, guard=guard))
 
     mixed = data.mismatched
     return replace(data, rows=known(data.rows), mismatched=None if mixed is None else known(mixed))

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,24 @@ from palestra.engine.base import Engine
 from palestra.eval.evaluate import EvalResult, evaluate
 from palestra.learn.batch import Rows, Sample
 from palestra.learn.klcontrol import KLController
-from palestra.learn.robust import TrainingError
 from palestra.learn.update import annotate, train_step
 from palestra.model.loading import LoadedModel
 from palestra.model.lora import add_lora
 from palestra.rollout.dump import write_rollouts
 from palestra.rollout.failures import Failures
+from palestra.rollout.journal import FILE as JOURNAL
+from palestra.rollout.journal import Journal
 from palestra.rollout.seeds import noise_key
 from palestra.run.directory import Run, check_free
 from palestra.run.health import Watch
 from palestra.run.progress import Progress
-from palestra.train import setup, sft
+from palestra.train import setup, sft, warmup
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
 from palestra.train.faults import Faults
 from palestra.train.groups import draw_groups, learnable
 from palestra.train.learner import critic_state, make_learner, restore_critic
-from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, rollout_timings
+from palestra.train.metrics import advantages_by_trajectory, eval_metrics, logged, rollout_metrics, rollout_timings
 from palestra.train.reference import keep_reference, load_teacher
 from palestra.train.schedule import sampler
 from palestra.types import Group
@@ -67,10 +68,10 @@ def prepare(config: RLConfig) -> Prepared:
     if config.eval.size:
         setup.eval_tasks(config, config.eval, 1)
     samples: Sequence[Sample] = ()
-    if (warmup := config.warmup) is not None:
-        dialogues = make_dialogues(warmup.data.name, seed=config.seed, **warmup.data.options)
+    if (settings := config.warmup) is not None:
+        dialogues = make_dialogues(settings.data.name, seed=config.seed, **settings.data.options)
         samples = sft.dialogue_samples(
-            dialogues, world.renderer, max_length=warmup.max_length, env_factory=world.env_factory
+            dialogues, world.renderer, max_length=settings.max_length, env_factory=world.env_factory
         )
     return Prepared(config, loaded, world, samples, began, teacher)
 
@@ -88,7 +89,8 @@ class RLTrainer:
         """resume: go on from the run's newest checkpoint; checkpoint: from this one."""
         config = prepared.config
         self.config, self.run_dir, self.progress = config, run, progress
-        self.loaded, self.world, self.demonstrations = prepared.loaded, prepared.world, prepared.demonstrations
+        self.loaded, self.demonstrations = prepared.loaded, prepared.demonstrations
+        self.world = replace(prepared.world, journal=Journal(run.path / JOURNAL))
         self.teacher = prepared.teacher
         self.checkpoints = run.path / "checkpoints"
         tell = partial(progress.note, warning=True)
@@ -138,40 +140,29 @@ class RLTrainer:
             self.progress.note(said, warning=True)
 
     def _warm_up(self) -> None:
-        """Supervised training on demonstrations, with its own optimiser; interrupted, it goes on where it was."""
+        """Supervised training on demonstrations; stopped or killed, it goes on from its last checkpoint."""
         settings, every = self.config.warmup, self.config.eval.warmup_every
         assert settings is not None
-        kept = self.run_dir.path / "warmup"
-        found = latest_checkpoint(kept) if self._resume else None
-        samples = self.demonstrations
-        if found is not None:
-            restore_model(found, self.model)
-        policy = sft.make_policy(self.model, settings, reference=False)
-        steps = sft.steps_of(settings, len(samples))
-        optimizer, scheduler = sft.make_optimisers(policy, settings, rate=self._rate("sft"), steps=steps)
-        tell, most = partial(self.progress.note, warning=True), settings.max_nonfinite
-        faults = Faults(self.run_dir.path, settings.micro_batch_tokens, most, phase="sft", tell=tell)
-        at = sft.restore_trainer(found, optimizer, scheduler, faults.guard) if found is not None else 0
-        self.run_dir.rewind(at if at else -1)
-        self.progress.phase("warm-up (SFT)", total=steps, done=at)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
-            nonlocal at
             if every and step % every == 0:
                 self.engine.load_weights(self.model, self.version)
                 metrics |= eval_metrics(asyncio.run(self._play_held_out(self.config.eval.curve_size)))
             self._log(step, metrics, "sft")
-            self.progress.update(step, metrics)
-            at = step
-            faults.settle(step)
 
-        try:
-            how: Any = {"seed": self.config.seed, "start": at, "guard": faults.guard, "on_step": on_step}
-            sft.fit(policy, samples, settings, optimizer, scheduler, **how)
-        except (KeyboardInterrupt, TrainingError):
-            state = sft.trainer_state(optimizer, scheduler, faults.guard, step=at)
-            save_checkpoint(kept, at, model=self.model, tokenizer=self.loaded.tokenizer, trainer_state=state)
-            raise
+        warmup.warm_up(
+            self.model,
+            self.loaded.tokenizer,
+            self.demonstrations,
+            settings,
+            self.run_dir,
+            seed=self.config.seed,
+            rate=self._rate("sft"),
+            resume=self._resume,
+            progress=self.progress,
+            journal=self.world.journal,
+            on_step=on_step,
+        )
 
     def begin_rl(self) -> None:
         """The reference is a teacher, or the policy after the warm-up, before the first update."""
@@ -203,12 +194,14 @@ class RLTrainer:
         if self.steps_done == 0:
             self.results["before"] = await self.evaluate(settings.size, "evaluation before")
             self.save()
+            warmup.clear(self.run_dir)
         self.progress.phase(f"RL ({self.config.algorithm.preset})", total=steps, done=self.steps_done)
         try:
             while self.steps_done < steps:
                 metrics = await self.step()
                 at = self.steps_done
                 if settings.every and at % settings.every == 0 and at < steps:
+                    self.world.journal.at("rl", at)
                     metrics |= eval_metrics(await self._play_held_out(settings.curve_size))
                 self._log(at, metrics, "rl")
                 self.progress.update(at, metrics)
@@ -225,6 +218,7 @@ class RLTrainer:
     async def step(self) -> dict[str, float]:
         """One batch, from tasks to new weights in the engine; returns the step's metrics."""
         self._timings = {}
+        self.world.journal.at("rl", self.steps_done)
         self.engine.take_stats()  # what came before is not this step's
         began, loop_began = time.perf_counter(), time.thread_time()
         filled = await draw_groups(
@@ -282,9 +276,11 @@ class RLTrainer:
         if not size:
             return None
         self.progress.phase(phase, total=1)
+        self.world.journal.at("rl", self.steps_done)
         result = await self._play_held_out(size)
         metrics = eval_metrics(result)
-        self._log(self.steps_done, metrics, "rl")
+        if self._resumed is None or not logged(self.run_dir.path, self.steps_done, metrics):
+            self._log(self.steps_done, metrics, "rl")
         self.progress.update(1, metrics)
         counted = result.examples - result.errors
         self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks")
@@ -322,7 +318,7 @@ class RLTrainer:
         )
         self._saved = self.steps_done
         with self._timed("time/checkpoint_s"):
-            return save_checkpoint(
+            saved = save_checkpoint(
                 self.checkpoints,
                 self.steps_done,
                 model=self.model,
@@ -332,6 +328,8 @@ class RLTrainer:
                 keep_best=self.config.train.keep_best,
                 score=self._score,
             )
+        self.world.journal.settle("rl", self.steps_done)
+        return saved
 
     def _dump(self, groups: Sequence[Group], rows: Rows) -> None:
         every, at = self.config.train.dump_every, self.steps_done

@@ -26,13 +26,15 @@ from palestra.reward.build import make_rubric
 from palestra.reward.rubric import Rubric
 from palestra.rollout.collect import Rollout
 from palestra.rollout.episode import SamplingConfig, run_episode
+from palestra.rollout.journal import Journal
 from palestra.train.config import Choice, EvalSettings, ModelConfig, TaskConfig
 from palestra.types import Episode, Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """Everything around the policy: how tasks are shown, played and scored. memory: what of the scoring remembers."""
+    """Everything around the policy: how tasks are shown, played and scored. memory: what of the scoring remembers.
+    journal: keeps what clocks decide; none by default."""
 
     config: TaskConfig
     renderer: Renderer
@@ -40,6 +42,7 @@ class World:
     rubric: Rubric
     tasks: TaskSource
     memory: Mapping[str, Stateful] = field(default_factory=dict)
+    journal: Journal = field(default_factory=Journal)
 
     def remembered(self) -> dict[str, dict[str, Any]]:
         """For a checkpoint: the states of those rewards that have one, by name."""
@@ -80,6 +83,7 @@ class World:
                 draw=draw,
                 member=member,
                 purpose=purpose,
+                clock=self.journal.clock(purpose, draw, task.id, member),
             )
 
         return play
