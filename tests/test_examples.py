@@ -48,7 +48,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overrides(name: str, gsm8k: str) -> list[str]:
-    return [gsm8k] if "gsm8k" in name else []
+    return [gsm8k, f"warmup.{gsm8k}"] if "gsm8k" in name else []
 
 
 def test_the_calculator_example_is_the_demo_with_a_place_to_write_to() -> None:
