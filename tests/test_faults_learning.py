@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from listening import Listening
 from small_models import eight_samples
 
 from palestra.errors import RunError
@@ -18,7 +19,6 @@ from palestra.learn.batch import Rows
 from palestra.learn.robust import Fault, TrainingError
 from palestra.model.loading import LoadedModel
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
-from palestra.run.progress import Progress
 from palestra.train import setup, sft
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint
 from palestra.train.config import ModelConfig, SFTConfig
@@ -43,15 +43,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Change]]:
 
     monkeypatch.setattr(setup, "load", narrow)
     yield changes
-
-
-class Listening(Progress):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.told: list[str] = []
-
-    def note(self, text: str, *, warning: bool = False) -> None:
-        self.told.append(text)
 
 
 def supervised(out: Path, **more: Any) -> SFTConfig:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from listening import Listening
 from torch import nn
 
 from palestra.learn.policy import Policy
@@ -38,15 +39,6 @@ def narrow(*, scarce: int | None = None) -> nn.Module:
 
     model.register_forward_pre_hook(refuse, with_kwargs=True)
     return model
-
-
-class Listening(Progress):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.told: list[str] = []
-
-    def note(self, text: str, *, warning: bool = False) -> None:
-        self.told.append(text)
 
 
 def config(out: Path, **more: Any) -> PreferConfig:

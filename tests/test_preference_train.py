@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from listening import Listening
 from typer.testing import CliRunner
 
 from palestra import cli
@@ -20,7 +20,6 @@ from palestra.data.preferences import arithmetic_pairs, encode, unpaired
 from palestra.errors import ConfigError, DataError, ModelError
 from palestra.model.loading import LoadedModel
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
-from palestra.run.progress import Progress
 from palestra.train import setup
 from palestra.train.config import ModelConfig
 from palestra.train.plan import describe
@@ -48,21 +47,6 @@ def config(out: Path, **more: Any) -> PreferConfig:
     given = {"model": "builtin:calculator", "renderer": "plain", "out": str(out)}
     root = {k: more.pop(k) for k in ("lora", "save_every", "model") if k in more}
     return PreferConfig.model_validate(given | {"prefer": settings | more} | root)
-
-
-class Listening(Progress):
-    """Keeps what is told; ends the run by Ctrl-C after a certain step."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        super().__init__(quiet=True)
-        self.stop_at, self.told = stop_at, list[str]()
-
-    def update(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
-        if step == self.stop_at:
-            raise KeyboardInterrupt
-
-    def note(self, text: str, *, warning: bool = False) -> None:
-        self.told.append(text)
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

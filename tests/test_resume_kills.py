@@ -11,14 +11,12 @@ import random
 import signal
 import sys
 import time
-import traceback
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_resume_matrix import KINDS, PAIRS, PLAYED, end_of, one_thread, run, small  # noqa: F401
+from test_resume_matrix import KINDS, PAIRS, PLAYED, end_of, forked, one_thread, run, small  # noqa: F401
 
 from palestra.train.config import RLConfig
 from palestra.train.rl import train_rl
@@ -47,18 +45,7 @@ class Whole:
 
 def begun(out: Path, *, resume: bool = False) -> int:
     """The run in a process of its own; its id."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of processes with threads
-        child = os.fork()
-    if child == 0:
-        try:
-            signal.alarm(300)
-            run("demo", out, adapter=False, resume=resume)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    return child
+    return forked(lambda: run("demo", out, adapter=False, resume=resume), seconds=300)
 
 
 @pytest.fixture(scope="module")

@@ -190,24 +190,37 @@ class Deadly(Progress):
             die()
 
 
-def killed(kind: str, out: Path, moment: str, *, adapter: bool) -> None:
-    """The run, in a process of its own that meets SIGKILL."""
+def forked(work: Callable[[], object], *, seconds: int) -> int:
+    """``work`` in a process of its own, for so many seconds at most; its id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forks of processes with threads
         child = os.fork()
     if child == 0:
         try:
-            signal.alarm(120)
-            updates = 2 if kind in ("grpo", "ppo") else 1
-            {"rollout": in_rollout, "update": lambda: in_update(updates), "checkpoint": in_checkpoint}.get(
-                moment, lambda: None
-            )()
-            run(kind, out, adapter=adapter, progress=Deadly() if moment == "between" else None)
+            signal.alarm(seconds)
+            work()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(0)
-    status = os.waitpid(child, 0)[1]
+    return child
+
+
+def killed(kind: str, out: Path, moment: str, *, adapter: bool) -> None:
+    """The run, in a process of its own that meets SIGKILL."""
+    updates = 2 if kind in ("grpo", "ppo") else 1
+    traps: dict[str, Callable[[], object]] = {
+        "rollout": in_rollout,
+        "update": lambda: in_update(updates),
+        "checkpoint": in_checkpoint,
+    }
+
+    def work() -> None:
+        if moment in traps:
+            traps[moment]()
+        run(kind, out, adapter=adapter, progress=Deadly() if moment == "between" else None)
+
+    status = os.waitpid(forked(work, seconds=120), 0)[1]
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, "it was to be killed, and came to its end"
 
 

@@ -92,10 +92,12 @@ def _jsonl(seed: int, path: str) -> list[Dialogue]:
 @DIALOGUES.register("gsm8k")
 def _gsm8k(seed: int, path: str | None = None, count: int | None = None, boxed: bool = False) -> list[Dialogue]:
     """Worked solutions in the order of the file, each of them playing its task."""
-    rows = gsm8k.gsm8k_rows("train", path)[:count]
-    shown = [row_to_dialogue(gsm8k.sft_form(row, boxed=boxed), f"gsm8k:{line}") for line, row in rows]
-    tasks, _ = gsm8k.gsm8k("train", path=path, shuffle=False).take(Cursor(), len(rows))
-    return [replace(dialogue, task=task) for dialogue, task in zip(shown, tasks, strict=True)]
+    return [
+        replace(
+            row_to_dialogue(gsm8k.sft_form(row, boxed=boxed), f"gsm8k:{line}"), task=gsm8k.task_of(row, "train", line)
+        )
+        for line, row in gsm8k.gsm8k_rows("train", path)[:count]
+    ]
 
 
 def row_to_dialogue(row: Mapping[str, Any], where: str) -> Dialogue:

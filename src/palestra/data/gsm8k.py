@@ -80,6 +80,13 @@ def gsm8k_rows(split: str, path: str | os.PathLike[str] | None = None) -> list[t
     return rows
 
 
+def task_of(row: Row, split: str, line: int) -> Task:
+    """A raw row as a task; ``line`` is its place in the file."""
+    form = rl_form(row)
+    meta = {"question": form["question"], "full_answer": form["full_answer"], "steps": steps(form["full_answer"])}
+    return Task(f"gsm8k/{split}/{line}", form["prompt"], form["ground_truth"], meta)
+
+
 @SOURCES.register("gsm8k")
 def gsm8k(split: str = "train", seed: int = 0, path: str | None = None, shuffle: bool | None = None) -> ListSource:
     """GSM8K as tasks: prompt the question, answer the number as text, meta ``question``, ``full_answer``, ``steps``.
@@ -87,10 +94,6 @@ def gsm8k(split: str = "train", seed: int = 0, path: str | None = None, shuffle:
     ``path``: a directory with train.jsonl and test.jsonl, or one file; without it the Hub. Training data is
     shuffled, the test set keeps its order.
     """
-    tasks: list[Task] = []
-    for line, row in gsm8k_rows(split, path):
-        form = rl_form(row)
-        meta = {"question": form["question"], "full_answer": form["full_answer"], "steps": steps(form["full_answer"])}
-        tasks.append(Task(f"gsm8k/{split}/{line}", form["prompt"], form["ground_truth"], meta))
+    tasks = tuple(task_of(row, split, line) for line, row in gsm8k_rows(split, path))
     shuffled = split == "train" if shuffle is None else shuffle
-    return ListSource(tuple(tasks), seed if shuffled else None)
+    return ListSource(tasks, seed if shuffled else None)

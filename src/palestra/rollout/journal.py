@@ -25,7 +25,7 @@ import numpy.typing as npt
 from palestra.config import FORMAT
 from palestra.env.base import StepResult
 from palestra.errors import RunError
-from palestra.run.files import write_text, writing
+from palestra.run.files import sync, write_text, writing
 
 FILE = "journal.jsonl"
 Entry = Mapping[str, Any]
@@ -120,7 +120,7 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
             if new:
-                _sync(self._path.parent)
+                sync(self._path.parent)
         self._entries.append(entry)
 
     def _rewrite(self) -> None:
@@ -185,15 +185,6 @@ def _plain(value: object) -> object:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} is no JSON")
-
-
-def _sync(folder: Path) -> None:
-    """Force the names in a directory to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 __all__ = ["FILE", "Clock", "Journal", "described", "restored"]

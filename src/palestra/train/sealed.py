@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from palestra.config import FORMAT
+from palestra.run.files import sync
 
 MARK = "COMPLETE"
 ASIDE = ".writing-"
@@ -131,15 +131,6 @@ def digest(path: Path) -> str:
 
 def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _whole(path: Path) -> dict[str, Any] | None:
