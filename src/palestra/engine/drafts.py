@@ -16,7 +16,7 @@ ORDERS = (4, 2, 1)
 SURE = 2
 """A guess is made where a context's last continuations, this many, were the same."""
 MAX_CONTEXTS = 1 << 18
-"""What is remembered is dropped when it has grown to this many contexts (some 50 MB)."""
+"""What is remembered is dropped when it has grown to this many contexts (some 45 MB)."""
 
 
 class Drafts:
