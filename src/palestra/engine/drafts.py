@@ -3,8 +3,9 @@
 
 Agents repeat themselves: the frame of a tool call is the same in every turn and episode. Guessed tokens ride along in
 the forward pass that decodes the one before them; each position is sampled as ever, with its own logits and noise, and
-a guess counts only where it is what was sampled. So guesses change the number of passes and not what is sampled (Leviathan
-et al. 2023, with n-grams for a draft model and equality for the acceptance test, which shared noise makes exact).
+a guess counts only where it is what was sampled. So guesses change the number of passes and not what is sampled
+(Leviathan et al. 2023, with n-grams for a draft model and equality for the acceptance test, which shared noise makes
+exact).
 """
 
 from __future__ import annotations

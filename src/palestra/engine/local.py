@@ -34,9 +34,6 @@ from palestra.errors import ConfigError, EngineError
 from palestra.model import attention
 from palestra.types import Author, IntArray, Span
 
-CPU_DRAFT = 8
-"""Tokens guessed ahead on a CPU, where a pass with few rows costs what reading the weights costs."""
-
 
 class EngineConfig(Config):
     """Options of the in-process engine.
@@ -96,12 +93,11 @@ class LocalEngine:
         text_config = attention.hf_model(self._model).config.get_text_config()
         self._max_context = self.config.max_context or int(text_config.max_position_embeddings)
         self._store = SlotStore()
-        drafts = self.config.max_draft
         self._scheduler = Scheduler(
             max_rows=self.config.max_rows,
             max_slots=max(self.config.max_sessions, self.config.max_rows),
             prefill_tokens=self.config.prefill_tokens,
-            max_draft=drafts if drafts is not None else CPU_DRAFT if self._device.type == "cpu" else 0,
+            max_draft=(8 if self._device.type == "cpu" else 0) if self.config.max_draft is None else self.config.max_draft,
             max_context=self._max_context,
         )
         self._stats = EngineStats()
