@@ -93,11 +93,12 @@ class LocalEngine:
         text_config = attention.hf_model(self._model).config.get_text_config()
         self._max_context = self.config.max_context or int(text_config.max_position_embeddings)
         self._store = SlotStore()
+        drafts = self.config.max_draft
         self._scheduler = Scheduler(
             max_rows=self.config.max_rows,
             max_slots=max(self.config.max_sessions, self.config.max_rows),
             prefill_tokens=self.config.prefill_tokens,
-            max_draft=(8 if self._device.type == "cpu" else 0) if self.config.max_draft is None else self.config.max_draft,
+            max_draft=drafts if drafts is not None else 8 if self._device.type == "cpu" else 0,
             max_context=self._max_context,
         )
         self._stats = EngineStats()
