@@ -209,26 +209,29 @@ def sgd_step(policy: Policy, rows: Rows, config: UpdateConfig, *, seed: int = 0)
     return train_step(policy, sgd, schedule, rows, config, temperature=T, seed=seed)
 
 
-def test_minibatches_are_steps_on_parts_of_the_episodes_each_once_a_pass() -> None:
+@pytest.mark.parametrize(("minibatches", "dealt"), [(2, "group"), (3, "group"), (5, "episode")])
+def test_minibatches_are_steps_on_parts_of_the_groups_each_once_a_pass(minibatches: int, dealt: str) -> None:
+    """Groups, whose members share their tokens, stay whole; more parts than groups deal the episodes."""
     model = make_model(dtype=DOUBLE)
     rows = recorded(model, 0.0)
     second = replace(rows.samples[1], episode="A0")  # an episode of two rows stays together
     rows = Rows((rows.samples[0], second, *rows.samples[2:]))
-    config = UpdateConfig(**GAE, minibatches=3, updates_per_batch=2)
+    assert len({s.group for s in rows.samples}) == 4
+    config = UpdateConfig(**GAE, minibatches=minibatches, updates_per_batch=2)
     policy = with_critic(copy.deepcopy(model))
     made = annotate(policy, rows, config, temperature=T)
     metrics = sgd_step(policy, made, config, seed=4)
-    assert metrics["train/updates"] == 6.0
+    assert metrics["train/updates"] == 2.0 * minibatches
 
-    # The same as six plain steps on the parts.
+    # The same as so many plain steps on the parts.
     again = with_critic(copy.deepcopy(model))
-    names = list(dict.fromkeys(s.episode for s in rows.samples))
+    names = list(dict.fromkeys(getattr(s, dealt) for s in rows.samples))
     for number in range(2):
         order = np.random.default_rng([4, number]).permutation(len(names))
-        parts = [{names[i] for i in part} for part in np.array_split(order, 3)]
+        parts = [{names[i] for i in part} for part in np.array_split(order, minibatches)]
         assert sorted(n for part in parts for n in part) == sorted(names)
         for part in parts:
-            some = made.only([i for i, s in enumerate(rows.samples) if s.episode in part])
+            some = made.only([i for i, s in enumerate(rows.samples) if getattr(s, dealt) in part])
             assert sgd_step(again, some, UpdateConfig(**GAE))["train/updates"] == 1.0
     for a, b in zip(policy.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

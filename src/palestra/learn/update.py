@@ -17,7 +17,7 @@ from palestra.errors import ConfigError
 from palestra.learn.advantage import ADVANTAGES, WITH_CRITIC, WITHOUT_SIBLINGS, TurnKey, check_credit
 from palestra.learn.annotate import annotate as annotate
 from palestra.learn.annotate import trained_indices as trained_indices
-from palestra.learn.batch import Batch, PerToken, Reduction, Rows, micro_batches, pack, token_weights
+from palestra.learn.batch import Batch, PerToken, Reduction, Rows, Sample, micro_batches, pack, token_weights
 from palestra.learn.distill import WITH_TEACHER, check_distillation
 from palestra.learn.kl import FULL, KL_ESTIMATORS, KLPlace, bounded_exp, check_kl, importance_corrected
 from palestra.learn.loss import LOSSES, LossConfig, LossInputs, check_clip
@@ -47,7 +47,7 @@ class UpdateConfig(Config):
     counts in full. importance_floor: masks also drop ratios below. divisor_tokens: with ``reduction: constant``, the
     sum over tokens is divided by the step's episodes times this; ``palestra rl`` fills in what an episode may sample
     at most. updates_per_batch: passes over the same rows, each one optimiser step per minibatch. minibatches: parts to
-    which a pass deals the episodes. micro_batch_tokens bounds the memory of one forward and backward pass.
+    which a pass deals the groups, whose members share most of their tokens; the episodes, where groups are too few. micro_batch_tokens bounds the memory of one forward and backward pass.
 
     whiten_advantages: subtract the mean and divide by the deviation of the step's trained tokens. gamma: discount per
     token (``gae``) or per turn (``gae_turns``, ``turn_group_…``). gae_lambda: λ of ``gae``, ``gae_turns``. turn_key:
@@ -160,7 +160,7 @@ def train_step(
 ) -> dict[str, float]:
     """``updates_per_batch`` passes over one step's rows, each of ``minibatches`` optimiser steps; returns the metrics.
 
-    seed: deals the episodes of each pass to its minibatches. Without any signal (all advantages zero, neither KL term
+    seed: deals the groups of each pass to its minibatches. Without any signal (all advantages zero, neither KL term
     nor entropy bonus nor value loss) nothing is updated, and the metrics say so. A loss or gradient that is not finite
     is never applied, and ends the step; ``guard``, the run's own, hears of it, and knows what fits into memory.
     """
@@ -230,14 +230,19 @@ def _update(
 
 
 def _minibatches(rows: Rows, config: UpdateConfig, seed: Sequence[int]) -> list[tuple[Rows, list[PerToken], list[int]]]:
-    """One pass over the rows, dealt by episodes: each part's rows, token weights (its loss is a mean over itself) and
-    rows with a gradient. Parts without any are left out."""
+    """One pass over the rows, dealt by groups, or by episodes where there are fewer groups than parts: each part's rows,
+    token weights (its loss is a mean over itself) and rows with a gradient. Parts without any are left out."""
     dealt = [rows]
     if config.minibatches > 1:
-        names = list(dict.fromkeys((s.group, s.episode) for s in rows.samples if s.trained_tokens))
-        order = np.random.default_rng(seed).permutation(len(names))
-        hands = [{names[i] for i in hand} for hand in np.array_split(order, config.minibatches)]
-        dealt = [rows.only([i for i, s in enumerate(rows.samples) if (s.group, s.episode) in hand]) for hand in hands]
+        whole = len({s.group for s in rows.samples if s.trained_tokens}) >= config.minibatches
+
+        def card(sample: Sample) -> tuple[str, ...]:
+            return (sample.group,) if whole else (sample.group, sample.episode)
+
+        cards = list(dict.fromkeys(card(s) for s in rows.samples if s.trained_tokens))
+        order = np.random.default_rng(seed).permutation(len(cards))
+        hands = [{cards[i] for i in hand} for hand in np.array_split(order, config.minibatches)]
+        dealt = [rows.only([i for i, s in enumerate(rows.samples) if card(s) in hand]) for hand in hands]
     parts = []
     for part in dealt:
         if indices := _rows_with_gradient(part, config):
