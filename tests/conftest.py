@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does; see cli.main
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded at run time
+settings.register_profile("palestra", deadline=None)  # how long an example takes says nothing on a shared machine
+settings.load_profile("palestra")
 
 collect_ignore = ["golden/make_from_trl.py"]  # runs with the environment of TRL
