@@ -86,13 +86,19 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+def displaced(file: Path) -> None:
+    """A directory of the same name stands in its place."""
+    file.unlink()
+    (file / "in").mkdir(parents=True)
+
+
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("hurt", [flip, shorten, empty, Path.unlink], ids=["flipped", "shortened", "emptied", "gone"])
+@pytest.mark.parametrize("hurt", [flip, shorten, empty, displaced, Path.unlink], ids=lambda h: h.__name__)
 def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(
     pair: Path, name: str, hurt: Callable[[Path], None]
 ) -> None:
     hurt(pair / "step_000020" / name)
-    gone = name == "COMPLETE" and hurt is Path.unlink
+    gone = name == "COMPLETE" and hurt in (displaced, Path.unlink)
     said = "incomplete, not used: step_000020" if gone else (
         rf"damaged, not used: step_000020 \({name} is missing or damaged\); going back to step_000010"
     )  # fmt: skip
@@ -102,6 +108,27 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(
     assert load_checkpoint(found).trainer["mine"] == 10
     with pytest.raises(RunError, match="step_000020 is no complete" if gone else f"{name} is missing or damaged"):
         load_checkpoint(pair / "step_000020")
+
+
+def test_a_file_that_the_disk_refuses_to_read_is_damaged(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(file: Path) -> str:
+        if file.parts[-2:] == ("step_000020", "model.safetensors"):
+            raise OSError(5, "Input/output error", str(file))
+        return digest(file)
+
+    digest = sealed.digest
+    monkeypatch.setattr(sealed, "digest", failing)
+    with pytest.warns(UserWarning, match=r"step_000020 \(model.safetensors is missing or damaged\); going back to"):
+        assert latest_checkpoint(pair) == pair / "step_000010"
+
+
+def test_a_folder_that_became_a_file_is_damaged_and_saved_over(pair: Path) -> None:
+    shutil.rmtree(pair / "step_000020" / "trainer")
+    (pair / "step_000020" / "trainer").write_text("")
+    with pytest.warns(UserWarning, match=r"step_000020 \(trainer/state.json is missing or damaged\)"):
+        assert latest_checkpoint(pair) == pair / "step_000010"
+    save(pair, 20, mine="again")
+    assert latest_checkpoint(pair) == pair / "step_000020"
 
 
 def test_no_single_flipped_byte_of_the_mark_goes_unnoticed(pair: Path) -> None:

@@ -145,14 +145,14 @@ def call(*args: str) -> tuple[int, str]:
 def test_the_verb_writes_old_and_new_rows(tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    code, said = call("augment", str(source), str(out), "--copies", "2")
+    code, said = call("augment", str(source), "--out", str(out), "--copies", "2")
     assert code == 0 and "2 rows of" in said and "names 2, numbers 2" in " ".join(said.split())
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert rows[:2] == ROWS and len(rows) == 6
     assert call("check", str(out))[0] == 0
-    assert call("augment", str(source), str(out), "--no-originals", "--kinds", "wording")[0] == 0
+    assert call("augment", str(source), "--out", str(out), "--no-originals", "--kinds", "wording")[0] == 0
     assert len(out.read_text().splitlines()) == 2
-    assert call("augment", str(source), str(source))[0] == 2
+    assert call("augment", str(source), "--out", str(source))[0] == 2
     assert source.read_text().count("\n") == 2
 
 

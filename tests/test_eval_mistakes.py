@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from palestra.eval.equations import equations, numbers, operations
+from palestra.eval.equations import NUMBER, equations, numbers, operations, plain
 from palestra.eval.mistakes import Reply, classify, difficulty, gold_operations
 from palestra.types import Task
 
@@ -74,6 +76,31 @@ def test_the_equations_of_gsm8ks_own_solutions_are_true_and_planted_faults_are_f
     whole = [e for e in found if e.written.denominator == 1 and e.value == e.written][:200]
     planted = [f"{e.text.split('=')[0]}= {int(e.written) + 1}" for e in whole]
     assert all(not e.true for text in planted for e in equations(text))
+
+
+def test_a_long_row_of_digits_is_read_once() -> None:
+    """A million digits: read again from each of them, this would take hours."""
+    digits = "7" * 1_000_000
+    assert plain(digits) == digits
+    assert re.findall(NUMBER, f"{digits}x 12") == ["12"]
+    assert numbers(f"{digits}x 12") == [12]
+
+
+def test_numbers_are_those_that_an_attempt_from_every_character_finds() -> None:
+    def slow(text: str) -> list[str]:
+        found, at = [], 0
+        while at < len(text):
+            match = re.match(r"\d+(?:\.\d+)?|\.\d+", text[at:])
+            if match is not None and not re.match("[A-Za-z0-9]", text[at + match.end() :]):
+                found.append(match[0])
+                at += match.end()
+            else:
+                at += 1
+        return found
+
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("127.,x% -", k=rng.randint(1, 12))) for _ in range(5000)]
+    assert [t for t in texts if re.findall(NUMBER, t) != slow(t)] == []
 
 
 def test_operations_come_from_equations_and_from_calls_in_text() -> None:

@@ -163,6 +163,16 @@ def test_a_run_shows_what_was_recorded_and_a_config_scores_again(run: Path, tmp_
     assert means == {"accuracy": (1.0, 0.5), "step": (0.5, 0.55), "reward": (1.0, 0.775)}
 
 
+def test_what_only_the_policy_can_measure_is_shown_as_recorded_and_not_scored_again(run: Path) -> None:
+    gated = "{accuracy: 1.0, information_gain: 0.5, step: {gate: information_gain}}"
+    (run / "config.yaml").write_text(f"format: 1\nmodel: builtin:calculator\nout: {run}\nrewards: {gated}\n")
+    recorded = call(str(run), "--json")
+    assert [p["name"] for p in recorded["parts"]] == ["accuracy", "reward"]
+    assert "information_gain" not in next(p for p in recorded["probes"] if p["name"] == "empty")["parts"]
+    refused = call(str(run / "config.yaml"))
+    assert refused.exit_code == 2 and "name a model as `path`" in " ".join(refused.output.split())
+
+
 def test_the_tables_show_parts_pairs_and_probes(run: Path) -> None:
     shown = call(str(run), "rewards.planted_anywhere=1").output
     assert "4 episodes in 2 groups" in shown

@@ -1,23 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intrinsic rewards beside novelty: what an episode found out, and where success is changing."""
+"""An intrinsic reward: success where success is changing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from palestra.errors import ConfigError, RewardError
-from palestra.model.loading import load_model
 from palestra.reward.base import Stateful
 from palestra.reward.build import make_rubric
-from palestra.reward.information import InformationGain, before_first_and_last_action, information_gain
 from palestra.reward.progress import LearningProgress, learning_progress
 from palestra.types import Author, Episode, Group, Message, Span, StopReason, Task, Trajectory, Turn
 
@@ -30,81 +25,6 @@ def walk(*steps: tuple[str, str]) -> Trajectory:
         shown: tuple[Message, ...] = ({"role": "user", "content": seen},)
         turns.append(Turn((span,), shown, {"role": "assistant", "content": said}, "eos"))
     return Trajectory(tuple(turns), StopReason.ENV_TERMINATED)
-
-
-SEARCHED = walk(("who?", "search"), ("it was Ada", "Ada"))
-WANDERED = walk(("who?", "search"), ("no result", "Bob"))
-GUESSED = walk(("who?", "Ada"))
-
-
-# Information gain ------------------------------------------------------------------------------------------
-
-
-def knows(pairs: Sequence[tuple[Sequence[Message], str]]) -> list[float]:
-    """An observer that gives the answer 0.8 where the dialogue names it, and 0.1 where not."""
-    return [math.log(0.8 if any(a in m["content"] for m in d) else 0.1) for d, a in pairs]
-
-
-def test_what_was_found_out_pays_and_what_was_guessed_does_not() -> None:
-    gains = InformationGain(knows)(trajectories=[SEARCHED, WANDERED, GUESSED], answer=["Ada"] * 3)
-    assert gains == pytest.approx([0.7, 0.0, 0.0])
-    assert InformationGain(knows, nats=True)(trajectories=[SEARCHED], answer=["Ada"]) == pytest.approx([math.log(8)])
-
-
-def test_it_is_the_sum_of_the_gains_of_the_turns() -> None:
-    clues = walk(("?", "a"), ("one clue", "b"), ("two clue clue", "c"), ("three clue", "d"))
-    seen: list[list[str]] = []
-
-    def belief(pairs: Sequence[tuple[Sequence[Message], str]]) -> list[float]:
-        seen.extend([m["content"] for m in d] for d, _ in pairs)
-        return [math.log(0.1 + 0.2 * sum(m["content"].count("clue") for m in d)) for d, _ in pairs]
-
-    (gain,) = InformationGain(belief)(trajectories=[clues], answer=["x"])
-    by_turn = [0.3 - 0.1, 0.7 - 0.3, 0.9 - 0.7]  # before actions 1 … 4: 0, 1, 3 and 4 clues
-    assert gain == pytest.approx(sum(by_turn))
-    assert seen == [["?"], ["?", "a", "one clue", "b", "two clue clue", "c", "three clue"]], (
-        "the last action is not read"
-    )
-
-
-def test_members_that_begin_alike_are_asked_about_once_and_none_abstains() -> None:
-    asked: list[int] = []
-
-    def belief(pairs: Sequence[tuple[Sequence[Message], str]]) -> list[float | None]:
-        asked.append(len(pairs))
-        return [None if len(d) > 1 else -1.0 for d, _ in pairs]
-
-    gains = InformationGain(belief)(
-        trajectories=[SEARCHED, WANDERED, GUESSED, GUESSED, walk()], answer=["Ada", "Ada", "Ada", None, "Ada"]
-    )
-    assert gains == [None, None, 0.0, None, None]  # too long, too long, one action, no gold, no turn
-    assert asked == [3]
-    assert before_first_and_last_action(GUESSED)[0] == before_first_and_last_action(GUESSED)[1]
-
-
-def test_the_observers_belief_is_the_mean_log_probability_of_the_answers_tokens() -> None:
-    reward = information_gain("builtin:calculator", scale="nats", lead=" so", renderer="plain", device="cpu")
-    one = walk(("2+3", "add"), ("5", "6"))
-    (gain,) = reward(trajectories=[one], answer=["51"])  # type: ignore[misc]
-    loaded = load_model("builtin:calculator", device="cpu")
-
-    def mean(text: str) -> float:
-        head, gold = (loaded.tokenizer.encode(t, add_special_tokens=False) for t in (text + " so", " 51"))
-        ids = torch.tensor([[loaded.tokenizer.bos_token_id, *head, *gold]])
-        with torch.no_grad():
-            logp = loaded.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-        return float(logp.gather(-1, ids[0, 1:, None])[-len(gold) :].mean())
-
-    assert gain == pytest.approx(mean("2+3add5") - mean("2+3"), abs=1e-5)
-    assert reward(trajectories=[walk(("9" * 300, "x"), ("9", "x"))], answer=["5"]) == [None]
-
-
-def test_an_unknown_scale_is_refused_before_a_model_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="scale"):
-        information_gain("no/such/model", scale="bits")
-
-
-# Learning progress -----------------------------------------------------------------------------------------
 
 
 def group(*right: float, level: object = 1) -> dict[str, Any]:

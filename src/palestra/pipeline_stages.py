@@ -107,13 +107,16 @@ def make_data(config: DataStage, work: Work) -> Outcome:
         for old in (aside, work.path):
             shutil.rmtree(old, ignore_errors=True)
         aside.mkdir(parents=True)
-        for split, wanted in (("train", config.train), ("test", config.test)):
+        work.progress.phase("data", total=2 + (config.demonstrations is not None))
+        for done, (split, wanted) in enumerate((("train", config.train), ("test", config.test)), 1):
             tasks = _tasks(config, split, wanted)
             counts[split] = _write(aside / f"{split}.jsonl", map(_task_row, tasks))
+            work.progress.update(done, {})
         if (shown := config.demonstrations) is not None:
             dialogues = make_dialogues(shown.name, seed=config.seed, **shown.options)
             rows = ({"messages": list(d.messages), "tools": list(d.tools)} for d in dialogues)
             counts["demonstrations"] = _write(aside / "demonstrations.jsonl", rows)
+            work.progress.update(3, {})
         aside.rename(work.path)
     return Outcome(counts, work.path)
 
@@ -324,7 +327,9 @@ def _judge(config: JudgeStage, work: Work) -> Outcome:
 
 def _pairs(config: PairsStage, work: Work) -> Outcome:
     file = work.path / "pairs.jsonl"
+    work.progress.phase("pairs", total=1)
     summary = write_pairs(config, file)
+    work.progress.update(1, {})
     if not summary["pairs"]:
         where = f"the {summary['groups']} groups in {config.rollouts}"
         raise RunError(f"no pair could be made of {where}: {summary['said']}")

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic import ConfigDict
@@ -28,6 +28,7 @@ data_app = typer.Typer(help="Data files: check, augment, measure.", no_args_is_h
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 PROBED_TASKS = 20
+T = TypeVar("T")
 
 
 @rewards_app.command()
@@ -68,7 +69,9 @@ def inspect(
         else:
             what, read, rubric = _sampled(path, overrides, sample, quiet=as_json)
         found = inspect_groups(read)
-        probes = probe(rubric, read[:PROBED_TASKS]) if rubric is not None and rubric.functions else []
+        probes = []
+        if rubric is not None and rubric.functions:
+            probes = probe(rubric, read[:PROBED_TASKS], shown=lambda groups: _shown(groups, "probing"))
         advice = advise(found, rubric)
         if as_json:
             plain = {"rollouts": what, **found.to_dict(), "probes": [asdict(p) for p in probes]}
@@ -93,11 +96,20 @@ def _recorded(
     if config is not None and settings is not None:
         path = rollouts or Path(settings.out)
     file = rollouts_of(path, step) if path.is_dir() else path
-    read = list(islice(read_rollouts(file), groups))
-    rubric = None if settings is None else settings.rubric()
-    if rubric is not None and (config is not None or overrides):
-        read = score_again(rubric, read)
+    with Console(stderr=True).status(f"reading {file}"):
+        read = list(islice(read_rollouts(file), groups))
+    again = config is not None or bool(overrides)
+    rubric = None if settings is None else settings.rubric(probing=not again)
+    if rubric is not None and again:
+        read = score_again(rubric, _shown(read, "scoring"))
     return str(file), read, rubric
+
+
+def _shown(items: Sequence[T], doing: str) -> Iterable[T]:
+    """The items one by one, with a bar on standard error until the last."""
+    from rich.progress import track
+
+    return track(items, description=doing, console=Console(stderr=True), transient=True)
 
 
 def _sampled(path: Path, overrides: Sequence[str] | None, episodes: int, *, quiet: bool) -> Read:
@@ -163,13 +175,20 @@ class RewardsOf(Config):
     renderer: str | dict[str, Any] = "chat"
     out: str = "runs/latest"
 
-    def rubric(self) -> Rubric:
-        """The rubric, as the run would make it."""
+    def rubric(self, *, probing: bool = False) -> Rubric:
+        """The rubric, as the run would make it. probing: what only the policy can measure abstains."""
         from palestra.reward import functions as functions  # the package registers the built-in rewards
         from palestra.reward.build import make_rubric
+        from palestra.reward.information import by_policy
+
+        def abstain(completions: Sequence[Any]) -> list[None]:
+            return [None] * len(completions)
 
         name = self.renderer if isinstance(self.renderer, str) else self.renderer.get("name")
-        return make_rubric(self.rewards, chat=name != "plain")
+        rewards = self.rewards
+        if probing and rewards is not None:
+            rewards = {n: by_policy(n, entry, "abstain") for n, entry in rewards.items()}
+        return make_rubric(rewards, chat=name != "plain", functions={"abstain": abstain})
 
 
 def _rewards_of(config: Path | None, overrides: Sequence[str] | None) -> RewardsOf | None:
@@ -284,7 +303,7 @@ def _show_lengths(console: Console, report: Report) -> None:
 @data_app.command()
 def augment(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A table of questions and answers.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where the new rows are written.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the new rows are written, as JSONL.")],
     kinds: Annotated[str, typer.Option(help="numbers, names, order, wording; separated by commas.")] = "numbers,names",
     copies: Annotated[int, typer.Option(min=1, help="New rows of each kind for each row.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
@@ -297,8 +316,6 @@ def augment(
     with _told(debug):
         from collections import Counter
 
-        from rich.progress import track
-
         from palestra.data.augment import augment as more
         from palestra.data.tables import read_table
 
@@ -306,7 +323,7 @@ def augment(
         if out.exists() and out.samefile(file):
             raise ConfigError(f"{out} is the file that is read; write the new rows to another one")
         counts: Counter[str] = Counter()
-        shown = track(rows, description=f"augmenting {file.name}", console=Console(stderr=True), transient=True)
+        shown = _shown(rows, f"augmenting {file.name}")
         with out.open("w", encoding="utf-8") as lines:
             for row in rows if originals else ():
                 lines.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -335,7 +352,8 @@ def difficulty(
         from palestra.errors import DataError
         from palestra.rollout.dump import read_rollouts
 
-        rates = pass_rates((g for file in _rollout_files(rollouts) for g in read_rollouts(file)), part, passed)
+        files = _shown(_rollout_files(rollouts), "reading")
+        rates = pass_rates((group for file in files for group in read_rollouts(file)), part, passed)
         if not rates:
             raise DataError(f"no episode has a value of the part {part!r}: check --part and the rollouts")
         write_pass_rates(out, rates, part)
@@ -359,7 +377,8 @@ def posed(
         from palestra.errors import DataError
         from palestra.rollout.dump import read_rollouts
 
-        rows = list(posed_rows(group for file in _rollout_files(rollouts) for group in read_rollouts(file)))
+        files = _shown(_rollout_files(rollouts), "reading")
+        rows = list(posed_rows(group for file in files for group in read_rollouts(file)))
         if not rows:
             raise DataError("no episode posed a problem that could be checked: are these of the env self_question?")
         out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -17,8 +17,8 @@ from fractions import Fraction
 MAX_TEXT = 20_000  # characters read, from the end
 MAX_DIGITS = 400  # longer runs of digits are no numbers that anybody calculates with
 
-# Possessive quantifiers: a text without equations is read once, not again from every character.
-NUMBER = r"(?>\d++(?:\.\d++)?+|\.\d++)(?![A-Za-z\d])"
+# Possessive quantifiers, and no number begins among its own digits: a text is read once, not from every character.
+NUMBER = r"(?>(?<!\d)\d++(?:\.\d++)?+|\.\d++)(?![A-Za-z\d])"
 _UNIT = r"(?:[ \t]{0,2}+[A-Za-z]{2,20}+){0,2}+"
 _TERM = rf"(?>(?:[(\-] ?+){{0,3}}+{NUMBER}%?+{_UNIT}(?: ?\)){{0,3}}+)"
 _SIDE = rf"{_TERM}(?>[ \t]{{0,2}}[+\-*/][ \t]{{0,2}}{_TERM}){{0,12}}+"

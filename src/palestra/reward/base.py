@@ -9,17 +9,46 @@ A reward function is called by keyword, as TRL calls it::
 ``prompts`` and ``completions`` are strings for text environments and message lists for chat ones. ``columns``
 are the task's columns (``answer``, ``task_id`` and everything in ``meta``), one value per completion, plus
 ``trajectories`` for functions that look at turns, tool calls or tokens. None abstains. An exception in a
-completion's place says that scoring this one failed: it counts as one that was raised.
+completion's place says that scoring this one failed: it counts as one that was raised. A :class:`PerTurn` in its place
+says which turn earned what.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from palestra.errors import RewardError
 from palestra.registry import Registry
 
-Scores = Sequence[float | None] | Sequence[float | Exception | None]
+
+@dataclass(frozen=True, slots=True)
+class PerTurn:
+    """A process reward: one finite number for each turn of the trajectory that was scored.
+
+    The part's value is their sum. Credit by turns (``turn_group_mean`` and its like, ``gae``) gives each turn its own;
+    credit by episodes sees the sum.
+
+    >>> PerTurn((0.25, 0.5)).total
+    0.75
+    """
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(float(v) for v in self.values))
+        if not all(math.isfinite(v) for v in self.values):
+            raise RewardError(f"PerTurn{self.values}: what a turn is paid must be finite; return None to abstain")
+
+    @property
+    def total(self) -> float:
+        """What the whole episode is paid."""
+        return math.fsum(self.values)
+
+
+Scores = Sequence[float | None] | Sequence[float | PerTurn | Exception | None]
 RewardFunction = Callable[..., Scores | Awaitable[Scores]]
 
 
@@ -35,6 +64,7 @@ class Stateful(Protocol):
 REWARDS: Registry[RewardFunction] = Registry("reward")
 """Reward functions ready to use, by name."""
 FACTORIES: Registry[Callable[..., RewardFunction]] = Registry("reward with options")
-"""Functions that take a part's options and return its reward function."""
+"""Functions that take a part's options and return its reward function. One that has a parameter ``policy`` gets the
+:class:`~palestra.model.loading.LoadedModel` in training there, None where there is none; it is no option."""
 PENALTIES: set[str] = set()
 """Names of those whose value says how bad something is: their weight is negative, or 0."""

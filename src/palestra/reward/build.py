@@ -6,12 +6,15 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from palestra.errors import ConfigError, UserError, unknown
 from palestra.reward.base import FACTORIES, PENALTIES, REWARDS, RewardFunction
 from palestra.reward.gates import Gate
 from palestra.reward.rubric import Rubric
+
+if TYPE_CHECKING:
+    from palestra.model.loading import LoadedModel
 
 Entry = float | Mapping[str, Any]
 
@@ -22,6 +25,7 @@ def make_rubric(
     chat: bool,
     functions: Mapping[str, RewardFunction] | None = None,
     on_error: str = "exclude",
+    policy: LoadedModel | None = None,
 ) -> Rubric:
     """The rubric that a config describes.
 
@@ -29,7 +33,7 @@ def make_rubric(
     registered reward, or ``module:function``; ``function`` gives it when the part has a name of its own, and
     options go to the registered factory. ``gate`` names the part that must have passed (reached 1.0, or
     ``{part, at_least}``) for this one to count. ``env`` (and ``env/part``) weigh what the environment itself
-    pays. None: only what the environment pays.
+    pays. None: only what the environment pays. policy: the model in training, for rewards that measure with it.
 
     >>> short = {"function": "length_penalty", "weight": 0.1, "target": 50}
     >>> rubric = make_rubric({"accuracy": 1.0, "short": short}, chat=True)
@@ -55,7 +59,7 @@ def make_rubric(
         reference = str(options.pop("function", name))
         if reference in PENALTIES and weight > 0:
             raise ConfigError(f"rewards.{name}: {reference!r} says how bad a reply is: give it a negative weight")
-        chosen[name] = (_function(name, reference, options, functions or {}), weight)
+        chosen[name] = (_function(name, reference, options, functions or {}, policy), weight)
     return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights, gates=gates)
 
 
@@ -99,34 +103,39 @@ def _gate(name: str, value: object) -> Gate:
 
 
 def _function(
-    name: str, reference: str, options: Mapping[str, Any], given: Mapping[str, RewardFunction]
+    name: str,
+    reference: str,
+    options: Mapping[str, Any],
+    given: Mapping[str, RewardFunction],
+    policy: LoadedModel | None,
 ) -> RewardFunction:
     if options:
-        return _made(name, reference, options)
+        return _made(name, reference, options, policy)
     if reference in given:
         return given[reference]
     if reference in REWARDS:
         return REWARDS[reference]
     if reference in FACTORIES:
-        return _made(name, reference, options)
+        return _made(name, reference, options, policy)
     if ":" in reference:
         return imported(name, reference)
     known = {*REWARDS, *FACTORIES, *given, "env"}
     raise ConfigError(f"{unknown('reward', reference, known)}; or write it as module:function")
 
 
-def _made(name: str, reference: str, options: Mapping[str, Any]) -> RewardFunction:
+def _made(name: str, reference: str, options: Mapping[str, Any], policy: LoadedModel | None) -> RewardFunction:
     if reference not in FACTORIES:
         raise ConfigError(f"rewards.{name}: {reference!r} takes no option {min(options)!r}")
     factory = FACTORIES[reference]
-    parameters = inspect.signature(factory).parameters
+    parameters = dict(inspect.signature(factory).parameters)
+    shown = {"policy": policy} if parameters.pop("policy", None) is not None else {}
     for option in options:
         if option not in parameters:
             raise ConfigError(f"rewards.{name}: " + unknown("option", option, parameters))
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
         raise ConfigError(f"rewards.{name}: {reference!r} needs the option {missing[0]!r}")
-    return factory(**options)
+    return factory(**options, **shown)
 
 
 def imported(name: str, reference: str) -> Callable[..., Any]:

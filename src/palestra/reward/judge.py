@@ -21,6 +21,7 @@ from palestra.reward.base import FACTORIES, RewardFunction
 from palestra.reward.build import imported
 from palestra.reward.endpoint import ChatEndpoint
 from palestra.reward.functions import Completion, written
+from palestra.reward.local_chat import LocalChat
 from palestra.types import Message
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class JudgeError(PalestraError):
 class Judge:
     """Asks a chat model for scores and preferences.
 
-    complete: the chat model, for example :meth:`ChatEndpoint.complete` or a function around a local model.
+    complete: the chat model, for example :meth:`ChatEndpoint.complete` or what :meth:`LocalChat.load` returns.
     criteria: what makes an answer good. scale: lowest and highest score that is asked for.
 
     >>> judge = Judge(lambda messages: "Both steps hold.\\nScore: 8", scale=(0, 10))
@@ -111,6 +112,8 @@ def _answer_text(completion: Completion) -> str:
 def _chat_model(endpoint: Mapping[str, Any] | str) -> Complete:
     if isinstance(endpoint, str):
         return imported("judge", endpoint)
+    if "path" in endpoint:
+        return load(endpoint, [], LocalChat).load()
     return load(endpoint, [], ChatEndpoint).complete
 
 
@@ -140,9 +143,9 @@ def judge(
 ) -> RewardFunction:
     """A judge's score of each completion, 0 to 1. Where it gives none, the completion is not scored, and counted.
 
-    endpoint: url and model (:class:`~palestra.reward.endpoint.ChatEndpoint`), or ``module:function`` of a chat
-    model in this process. reference: show the judge the gold answer. samples: scores to average, for a judge with
-    a temperature. workers: requests at once.
+    endpoint: url and model (:class:`~palestra.reward.endpoint.ChatEndpoint`), the path of a local model
+    (:class:`~palestra.reward.local_chat.LocalChat`), or ``module:function`` of a chat model. reference: show the judge
+    the gold answer. samples: scores to average, for a judge with a temperature. workers: requests at once.
     """
     judging = Judge(_chat_model(endpoint), criteria=criteria, scale=_pair(scale))
 

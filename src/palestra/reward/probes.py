@@ -83,17 +83,20 @@ def _orders(gold: str, others: Sequence[str]) -> list[list[str]]:
     return [[*wrong[:at], gold, *wrong[at:]] for at in range(len(wrong) + 1)]
 
 
-def probe(rubric: Rubric, groups: Sequence[Group]) -> list[Probe]:
+def probe(
+    rubric: Rubric, groups: Sequence[Group], *, shown: Callable[[Sequence[Group]], Iterable[Group]] = iter
+) -> list[Probe]:
     """What the probes earn on the groups' tasks, judged against what their recorded episodes earn.
 
     A worthless reply is a hack when it earns more than the recorded mean, or half of the recorded best. An answer
-    without work is none: that it earns as much as a worked one is only said.
+    without work is none: that it earns as much as a worked one is only said. shown: hands on the groups while it tells
+    how far it is.
     """
     answers = [str(g.task.answer) for g in groups if g.task.answer is not None]
     earned = [r for g in groups for e in g.scored if (r := e.reward) is not None]
     mean, best = (math.fsum(earned) / len(earned), max(earned)) if earned else (None, None)
     found: dict[str, list[tuple[float, Mapping[str, float], str]]] = {}
-    for group in groups:
+    for group in shown(groups):
         for name, variants in texts(group.task, answers).items():
             best_form = _best(rubric, group, variants)
             if best_form is not None:

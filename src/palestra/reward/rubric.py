@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
 from palestra.errors import ConfigError, RewardError, UserError
-from palestra.reward.base import RewardFunction, Stateful
+from palestra.reward.base import PerTurn, RewardFunction, Stateful
 from palestra.reward.gates import Gate, check_gates, gated
+from palestra.reward.turns import by_turn, with_payments, without_payments
 from palestra.reward.worker import Worker
 from palestra.types import Author, Episode, Group, Message, RewardTerm, Trajectory, Turn
 
@@ -48,7 +49,8 @@ class Rubric:
 
     A function gets the columns it has parameters for, all of them when it takes ``**kwargs``: ``prompts``,
     ``completions``, ``completion_ids``, ``trajectories``, ``answer`` (also as ``ground_truth``), ``task_id`` and
-    the task's ``meta``. Episodes with an error are not scored.
+    the task's ``meta``. Episodes with an error are not scored. What a function pays :class:`PerTurn` also stands on the
+    turns of the trajectory that it saw.
 
     >>> import asyncio
     >>> from palestra.types import StopReason, Task
@@ -90,19 +92,23 @@ class Rubric:
 
     async def score(self, group: Group) -> Group:
         """The same group, whose trajectories carry a :class:`RewardTerm` for each part."""
+        group = without_payments(group)
         views = _views(group)
         terms: list[dict[str, RewardTerm]] = self._env_terms(views)
+        paid: dict[int, dict[int, dict[str, float]]] = {}
         if views:
             columns = _columns(group, views, self.chat)
             for name, (function, weight) in self.functions.items():
                 values = await self._values(name, function, columns, len(views))
-                for held, value in zip(terms, values, strict=True):
+                for view, held, (value, of_turns) in zip(views, terms, values, strict=True):
                     if name in held:
                         raise RewardError(
                             f"the environment pays a part named {name!r}, as a reward function: rename one"
                         )
                     held[name] = RewardTerm(value, weight)
-        return _with_rewards(group, views, [gated(held, self.gates) for held in terms])
+                    for turn, earned in by_turn(name, view.last, of_turns) if of_turns is not None else ():
+                        paid.setdefault(view.episode, {}).setdefault(id(turn), {})[name] = earned
+        return _with_rewards(group, views, [gated(held, self.gates) for held in terms], paid)
 
     def _env_terms(self, views: Sequence[View]) -> list[dict[str, RewardTerm]]:
         paid = [_payments(v.turns) for v in views]
@@ -113,7 +119,7 @@ class Rubric:
 
     async def _values(
         self, name: str, function: RewardFunction, columns: Mapping[str, list[Any]], count: int
-    ) -> list[float | None]:
+    ) -> list[Score]:
         chosen = accepted(name, function, columns)
         try:
             returned = await self._call(function, chosen)
@@ -125,8 +131,8 @@ class Rubric:
             if count > 1:
                 return [await self._alone(name, function, {k: [v[i]] for k, v in chosen.items()}) for i in range(count)]
             self._count(name, error)
-            return [None]
-        return checked(name, self._without_failures(name, returned), count)
+            return [(None, None)]
+        return _scores(name, self._without_failures(name, returned), count)
 
     def _without_failures(self, name: str, returned: Any) -> Any:
         """None in the place of each exception that a function put there for one completion."""
@@ -139,7 +145,7 @@ class Rubric:
                 self._count(name, value)
         return [None if isinstance(value, Exception) else value for value in returned]
 
-    async def _alone(self, name: str, function: RewardFunction, row: Mapping[str, list[Any]]) -> float | None:
+    async def _alone(self, name: str, function: RewardFunction, row: Mapping[str, list[Any]]) -> Score:
         # The whole call failed; one completion at a time shows which of them it was.
         try:
             returned = await self._call(function, row)
@@ -147,8 +153,8 @@ class Rubric:
             raise
         except Exception as error:
             self._count(name, error)
-            return None
-        return checked(name, returned, 1)[0]
+            return None, None
+        return _scores(name, returned, 1)[0]
 
     def _count(self, name: str, error: Exception) -> None:
         self.errors[name] += 1
@@ -161,8 +167,18 @@ class Rubric:
         return await returned if inspect.isawaitable(returned) else returned
 
 
+Score = tuple[float | None, PerTurn | None]
+"""What a function gives one completion, and by turn where it says so."""
+
+
+def _scores(name: str, returned: Any, count: int) -> list[Score]:
+    values = checked(name, returned, count)
+    return [(v, r if isinstance(r, PerTurn) else None) for v, r in zip(values, returned, strict=True)]
+
+
 def checked(name: str, returned: Any, count: int) -> list[float | None]:
-    """What a reward function returned, as one finite number or None per completion; NaN abstains like None.
+    """What a reward function returned, as one finite number or None per completion; NaN abstains like None, and what is
+    paid by turn adds up.
 
     >>> checked("f", [1, float("nan"), None], 3)
     [1.0, None, None]
@@ -185,6 +201,8 @@ def checked(name: str, returned: Any, count: int) -> list[float | None]:
 def _number(name: str, index: int, value: Any) -> float | None:
     if value is None:
         return None
+    if isinstance(value, PerTurn):
+        return value.total
     if isinstance(value, str | bytes):
         raise RewardTypeError(f"reward function {name!r} returned {value!r} at {index}; return a number or None")
     try:
@@ -278,7 +296,12 @@ def accepted(name: str, function: Callable[..., Any], columns: Mapping[str, list
     return wanted
 
 
-def _with_rewards(group: Group, views: Sequence[View], terms: Sequence[Mapping[str, RewardTerm]]) -> Group:
+def _with_rewards(
+    group: Group,
+    views: Sequence[View],
+    terms: Sequence[Mapping[str, RewardTerm]],
+    paid: Mapping[int, Mapping[int, Mapping[str, float]]],
+) -> Group:
     found: dict[tuple[int, int], Mapping[str, RewardTerm]] = {}
     for view, held in zip(views, terms, strict=True):
         found.update({(view.episode, at): held for at in view.trajectories})
@@ -286,7 +309,7 @@ def _with_rewards(group: Group, views: Sequence[View], terms: Sequence[Mapping[s
     for index, episode in enumerate(group.episodes):
         trajectories = tuple(
             dataclasses.replace(t, rewards=found.get((index, at), t.rewards))
-            for at, t in enumerate(episode.trajectories)
+            for at, t in enumerate(with_payments(episode.trajectories, paid.get(index, {})))
         )
         episodes.append(dataclasses.replace(episode, trajectories=trajectories))
     return dataclasses.replace(group, episodes=tuple(episodes))

@@ -27,7 +27,7 @@ from palestra.reward.rubric import Rubric
 from palestra.rollout.collect import Rollout
 from palestra.rollout.episode import SamplingConfig, run_episode
 from palestra.rollout.journal import Journal
-from palestra.train.config import Choice, EvalSettings, ModelConfig, TaskConfig
+from palestra.train.config import Choice, EvalSettings, ModelConfig, RLConfig, TaskConfig
 from palestra.types import Episode, Task
 
 
@@ -97,7 +97,8 @@ def load(config: ModelConfig) -> LoadedModel:
 def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
     """Build what surrounds the policy; every unknown name and option is refused here, before anything runs."""
     renderer = renderer_for(config.renderer, loaded)
-    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain")
+    ahead = isinstance(config, RLConfig) and config.train.max_staleness > 0  # weights change while rewards are paid
+    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain", policy=None if ahead else loaded)
     return World(
         config=config,
         renderer=renderer,
@@ -113,9 +114,9 @@ def renderer_for(choice: Choice, loaded: LoadedModel) -> Renderer:
     return make_renderer(choice.name, loaded.tokenizer, extra_stop_token_ids=loaded.stop_token_ids, **choice.options)
 
 
-def make_engine(config: TaskConfig, model: nn.Module, renderer: Renderer, *, version: int = 0) -> LocalEngine:
-    """The in-process engine over the trainer's own parameters."""
-    return LocalEngine(model, lambda ids: renderer.decode(ids), config.engine, version=version)
+def make_engine(config: TaskConfig, model: nn.Module, renderer: Renderer, *, apart: bool = False) -> LocalEngine:
+    """The in-process engine over the trainer's own parameters; ``apart``, over a copy of those that train."""
+    return LocalEngine(model, lambda ids: renderer.decode(ids), config.engine, apart=apart)
 
 
 def eval_tasks(config: TaskConfig, settings: EvalSettings, size: int) -> Sequence[Task]:
