@@ -136,7 +136,6 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
     TrainSettings: {
         "steps": "Steps of the loop; the learning-rate schedule ends with the last one.",
         "tasks_per_step": "Groups per step.",
-        "max_staleness": "Policy versions between sampling and training; the loop here is synchronous, so 0.",
         "save_every": "Steps between checkpoints (0 = only before the first and after the last step).",
         "keep_last": "How many checkpoints stay.",
         "dump_every": "Steps between rollout files; the first and the last step always have one, and so has the first "
@@ -157,7 +156,7 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "kl": "Estimator of the KL term: `k2`, `k3` or `full` (exact, from whole distributions) in the loss, `k1` in "
         "the reward (or in the loss with `kl_importance`).",
         "updates_per_batch": "Passes over the same rows, each one optimiser step per minibatch.",
-        "minibatches": "Parts to which each pass deals the episodes; the seed and the step fix who goes where.",
+        "minibatches": "Parts to which each pass deals the groups (episodes, where groups are fewer), as seed and step fix.",
         "reduction": "`sequence_mean` (per episode, then over episodes), `token_mean` or `constant`.",
         "micro_batch_tokens": "Bounds the memory of one forward and backward pass; does not change the result.",
         "max_grad_norm": "The gradient is scaled down to this norm.",

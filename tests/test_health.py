@@ -284,7 +284,10 @@ SILENT = {
         ),
         rl_config(),
     ),
-    "staleness within the bound": (rl_rows(rollout__staleness_max=level(0)), rl_config()),
+    "staleness within the bound": (
+        rl_rows(rollout__staleness_max=level(1), train__ratio_first_step_max=after(2, level(1e-5), level(0.3))),
+        rl_config("train.max_staleness=1"),
+    ),
 }
 
 
@@ -298,6 +301,8 @@ def test_versions_tell_a_stale_sampler_at_once() -> None:
     alarms = heard(rl_rows(10, rollout__staleness_max=level(2)))
     assert [a.rule for a in alarms] == ["stale_sampler"]
     assert alarms[0].seen == "tokens are trained on up to 2 versions after they were sampled; 0 is allowed"
+    (beyond,) = heard(rl_rows(10, rollout__staleness_max=level(2)), rl_config("train.max_staleness=1"))
+    assert beyond.seen.endswith("1 is allowed")
 
 
 def test_a_policy_that_breaks_in_its_first_step_is_told_so_and_not_that_its_limits_are_short() -> None:

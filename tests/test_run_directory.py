@@ -211,6 +211,18 @@ def test_rows_after_the_resumed_step_are_forgotten_so_none_is_doubled(tmp_path: 
     assert rows(tmp_path / "a") == [("sft", 1), ("rl", 1)]
 
 
+def test_of_the_resumed_step_its_own_row_stays_and_what_was_measured_behind_it_goes(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "a", Settings()) as run:
+        for phase, step, name in [("rl", 0, "eval/accuracy"), ("sft", 2, "sft/loss"), ("rl", 1, "train/loss"),
+                                  ("rl", 2, "train/loss"), ("rl", 2, "eval/accuracy")]:  # fmt: skip
+            run.log(step, {name: 1.0}, phase=phase)
+    with Run.open(tmp_path / "a", Settings(), resume=True) as run:
+        assert run.rewind(2, phase="rl") == 1
+    left = read_metrics(tmp_path / "a" / "metrics.jsonl")
+    assert rows(tmp_path / "a") == [("rl", 0), ("sft", 2), ("rl", 1), ("rl", 2)]
+    assert "train/loss" in left[-1] and "eval/accuracy" not in left[-1]
+
+
 def test_a_line_torn_by_a_kill_is_dropped_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     with Run.open(tmp_path / "a", Settings()) as run:
         run.log(1, {"train/loss": 1.0}, phase="rl")

@@ -318,6 +318,13 @@ def test_a_dry_run_tells_what_an_rl_config_amounts_to() -> None:
     assert "no reference in memory" in describe(config("runs/a", "algorithm.kl_coef=0"))
 
 
+def test_a_plan_says_which_policy_plays_and_what_the_copies_cost() -> None:
+    plan = describe(config("a", "train.max_staleness=2"))
+    gib = 2 * 339_360 * 4 / 2**30
+    assert f"by the policy 2 versions older: 2 more copies of the weights that train, {gib:.3f} GiB of" in plan
+    assert "older" not in describe(config("a"))
+
+
 def test_a_dry_run_tells_what_supervised_training_and_evaluation_amount_to() -> None:
     supervised = SFTConfig.model_validate({"model": "builtin:calculator", "renderer": "plain", "sft": WARMUP})
     assert "8 dialogues, 2 optimiser steps of 4 dialogues" in describe(supervised)

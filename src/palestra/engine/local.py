@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from palestra.config import Config
+from palestra.engine import outcome
 from palestra.engine.base import Completion, SamplingParams
 from palestra.engine.packing import pack_linears
 from palestra.engine.rows import Rows
@@ -32,7 +33,7 @@ from palestra.engine.stops import StopFinder
 from palestra.engine.store import ROW_MULTIPLE, SlotPlan, SlotStore, round_up
 from palestra.errors import ConfigError, EngineError
 from palestra.model import attention
-from palestra.types import Author, IntArray, Span
+from palestra.types import IntArray
 
 
 class EngineConfig(Config):
@@ -73,7 +74,8 @@ class LocalEngine:
     """An :class:`~palestra.engine.base.Engine` on a Hugging Face causal LM in this process.
 
     model: the trainer's model (plain or with a PEFT adapter); the engine makes a skeleton over the *same*
-    parameters with its own mode and attention function. decode: token ids → text, used for stop strings only.
+    parameters with its own mode and attention function. decode: token ids → text, used for stop strings only. apart:
+    copy the parameters that train, so that they stay as ``load_weights`` took them while the trainer changes its own.
     Raises ModelError for families whose layers do not all attend through transformers' interface.
     """
 
@@ -84,10 +86,11 @@ class LocalEngine:
         config: EngineConfig | None = None,
         *,
         version: int = 0,
+        apart: bool = False,
     ) -> None:
         self.config = config or EngineConfig()
         self._decode, self._version = decode, version
-        self._model = skeleton(model, self.config.dtype)
+        self._model = skeleton(model, self.config.dtype, apart=apart)
         self._packed = pack_linears(self._model) if self.config.pack_weights else []
         self._device = next(self._model.parameters()).device
         text_config = attention.hf_model(self._model).config.get_text_config()
@@ -146,7 +149,10 @@ class LocalEngine:
             self._inbox.released.append(session)
 
     def load_weights(self, policy: Any, version: int) -> None:
-        """Sample from ``policy``'s weights as ``version`` from now on; older keys are not used again."""
+        """Sample from ``policy``'s weights as ``version`` from now on; older keys are not used again.
+
+        policy: the model, or what :meth:`weights` of it gave; None: the weights that are here already.
+        """
         with self._between_steps():
             if self.config.on_update == "finish":
                 self._take_inbox()
@@ -159,6 +165,12 @@ class LocalEngine:
             self._scheduler.invalidate()
             if self.config.on_update == "recompute":
                 self._scheduler.recompute()
+
+    def weights(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Copies of the parameters of these names, as they are sampled from."""
+        with self._between_steps():
+            own = dict(self._model.named_parameters())
+            return {name: own[name].detach().clone() for name in names}
 
     def take_stats(self) -> EngineStats:
         """Timings and counts since the last call."""
@@ -325,9 +337,9 @@ class LocalEngine:
         self._stats.guessed_tokens += sum(len(mine) - 1 for _, mine, _ in given)
         for request, _, reason in given:
             if reason is not None:
-                completion = self._completion(request, reason)  # first: finishing may empty the slot
+                said = outcome.completion(request, reason, self._decode)  # first: finishing may empty the slot
                 self._scheduler.finish(request)
-                _resolve(request, completion)
+                outcome.resolve(request, said)
 
     def _finish_reason(self, request: Request, fresh: list[int]) -> str | None:
         """Whether the last of the tokens that a pass gave a request ends it."""
@@ -338,26 +350,6 @@ class LocalEngine:
         full = len(request.slot.tokens) + len(fresh) >= self._max_context
         return "length" if full or request.sampled + len(fresh) >= request.params.max_new_tokens else None
 
-    def _completion(self, request: Request, reason: str) -> Completion:
-        tokens = np.asarray(request.slot.tokens[len(request.slot.tokens) - request.sampled :], np.int32)
-        body = tokens[:-1] if reason == "eos" else tokens
-        text = self._decode(body.tolist())
-        if reason == "stop" and request.stops is not None:
-            text = request.stops.text(include_stop=request.params.include_stop_str_in_output)
-        spans = tuple(
-            Span(
-                tokens[a:b],
-                Author.MODEL,
-                "assistant",
-                self._decode(tokens[a:b].tolist()),
-                logprobs=np.asarray(request.logprobs[a:b], np.float32),
-                version=request.versions[a],
-                kept_logmass=np.asarray(request.kept[a:b], np.float32) if request.params.truncated else None,
-            )
-            for a, b in _runs(request.versions)
-        )
-        return Completion(spans, reason, text)
-
     def _fail(self, error: Exception) -> None:
         """Nothing may wait for ever: every request learns of the failure, and caches are dropped."""
         self._take_inbox()
@@ -365,34 +357,8 @@ class LocalEngine:
         for request in [*scheduler.active, *scheduler.waiting]:
             failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
-            _reject(request, failure)
+            outcome.reject(request, failure)
         scheduler.waiting.clear()
         for request in list(scheduler.active):
             scheduler.finish(request)
         scheduler.invalidate()
-
-
-def _runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(start, end) of the runs of equal values."""
-    start = 0
-    for i in range(1, len(values) + 1):
-        if i == len(values) or values[i] != values[start]:
-            yield start, i
-            start = i
-
-
-def _resolve(request: Request, completion: Completion) -> None:
-    def deliver() -> None:
-        if not request.future.done():
-            request.future.set_result(completion)
-
-    request.loop.call_soon_threadsafe(deliver)
-
-
-def _reject(request: Request, error: Exception) -> None:
-    def deliver() -> None:
-        if not request.future.done():
-            request.future.set_exception(error)
-
-    if not request.loop.is_closed():
-        request.loop.call_soon_threadsafe(deliver)

@@ -47,7 +47,8 @@ class UpdateConfig(Config):
     counts in full. importance_floor: masks also drop ratios below. divisor_tokens: with ``reduction: constant``, the
     sum over tokens is divided by the step's episodes times this; ``palestra rl`` fills in what an episode may sample
     at most. updates_per_batch: passes over the same rows, each one optimiser step per minibatch. minibatches: parts to
-    which a pass deals the groups, whose members share most of their tokens; the episodes, where groups are too few. micro_batch_tokens bounds the memory of one forward and backward pass.
+    which a pass deals the groups, whose members share most of their tokens (the episodes, where groups are fewer).
+    micro_batch_tokens bounds the memory of one forward and backward pass.
 
     whiten_advantages: subtract the mean and divide by the deviation of the step's trained tokens. gamma: discount per
     token (``gae``) or per turn (``gae_turns``, ``turn_group_…``). gae_lambda: λ of ``gae``, ``gae_turns``. turn_key:
@@ -230,8 +231,8 @@ def _update(
 
 
 def _minibatches(rows: Rows, config: UpdateConfig, seed: Sequence[int]) -> list[tuple[Rows, list[PerToken], list[int]]]:
-    """One pass over the rows, dealt by groups, or by episodes where there are fewer groups than parts: each part's rows,
-    token weights (its loss is a mean over itself) and rows with a gradient. Parts without any are left out."""
+    """One pass over the rows, dealt by groups, or by episodes where there are fewer groups than parts: each part's
+    rows, token weights (its loss is a mean over itself) and rows with a gradient. Parts without any are left out."""
     dealt = [rows]
     if config.minibatches > 1:
         whole = len({s.group for s in rows.samples if s.trained_tokens}) >= config.minibatches

@@ -59,6 +59,21 @@ def group_from_dict(data: Mapping[str, Any], where: str = "rollouts") -> Group:
         raise DataError(f"{where}: {wrong}; the file is no rollouts file of palestra") from wrong
 
 
+def to_line(group: Group, advantages: Advantages | None = None) -> str:
+    """A group as one line of JSON. What learning reads comes back by :func:`from_line` to the last bit; what JSON has
+    no word for, in a task's columns or an info, as its repr.
+
+    >>> from_line(to_line(Group(Task("t1", "2+2?", 4), 7, ()))).id
+    '7:t1'
+    """
+    return json.dumps(group_to_dict(group, advantages), ensure_ascii=False, default=_plain)
+
+
+def from_line(line: str, where: str = "rollouts") -> Group:
+    """The inverse of :func:`to_line`; raises DataError as :func:`group_from_dict` does."""
+    return group_from_dict(json.loads(line), where)
+
+
 def write_rollouts(
     path: str | Path, groups: Iterable[Group], advantages: Iterable[Advantages | None] | None = None
 ) -> None:
@@ -71,8 +86,7 @@ def write_rollouts(
     try:
         with aside.open("wb") as raw, zstandard.ZstdCompressor(level=6).stream_writer(raw) as out:
             for group, share in zip(groups, shares, strict=True):
-                line = json.dumps(group_to_dict(group, share), ensure_ascii=False, default=_plain)
-                out.write(line.encode() + b"\n")
+                out.write(to_line(group, share).encode() + b"\n")
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -83,7 +83,8 @@ class Run:
                 tracker.log(step, metrics, phase=phase, at=time.time())
 
     def rewind(self, step: int, *, phase: str | None = None) -> int:
-        """Forget rows after ``step`` (of one phase, or of all), so that a resumed run writes none twice.
+        """Forget rows after ``step`` (of one phase, or of all), so that a resumed run writes none twice. Of the step
+        itself a phase's first row stays, which is the step's own: what was measured behind it is measured again.
         Returns how many rows went."""
         with writing(self.path):
             return sum(tracker.rewind(step, phase=phase) for tracker in self._trackers)

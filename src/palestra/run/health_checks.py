@@ -84,7 +84,7 @@ def sampler_differs(look: Look) -> Finding | None:
 
 
 def stale_sampler(look: Look) -> Finding | None:
-    """The versions say it, or the ratio was right while the weights were the first ones and is not since."""
+    """The versions say it or, where the newest is to sample, a ratio that was right at first and is not since."""
     bound = look.facts.number("train.max_staleness")
     age = look["rollout/staleness_max"]
     if age.mostly(3, lambda v: v > bound):
@@ -93,7 +93,7 @@ def stale_sampler(look: Look) -> Finding | None:
         )
         return Finding(age.since(lambda v: v > bound), said)
     gap, most = look["train/ratio_first_step_max"], _gap(look)
-    if not gap.mostly(5, lambda v: v > most) or gap.values[0] > most:
+    if bound or not gap.mostly(5, lambda v: v > most) or gap.values[0] > most:
         return None
     said = f"the ratio is off by {gap.last(5).mean:.2g} before any update, and was right at step {gap.steps[0]}"
     return Finding(gap.since(lambda v: v > most), said)

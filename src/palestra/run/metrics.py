@@ -79,6 +79,7 @@ METRICS: dict[str, str] = {
     "time/forward_s": "seconds of the update's forward passes and losses",
     "time/backward_s": "seconds of its backward passes",
     "time/optimizer_s": "seconds of its gradient clipping and optimiser steps",
+    "time/wait_s": "seconds that learning waited for the step's episodes, where they are played beside earlier steps",
     "time/reward_s": "seconds spent scoring them",
     "time/reference_s": "seconds spent on log-probabilities without gradients",
     "time/update_s": "seconds spent on forward, backward and optimiser",

@@ -32,6 +32,7 @@ PARTS: tuple[tuple[str, str, int, str | None], ...] = (
     ("time/backward_s", "backward", 1, "train/row_tokens"),
     ("time/optimizer_s", "optimiser", 1, None),
     ("time/sync_s", "sync", 0, None),
+    ("time/wait_s", "waiting for episodes", 0, None),  # with train.max_staleness; episodes run beside the rest
 )
 
 TYPICAL = {"rollout": 0.35, "reward": 0.35, "policy update": 0.20, "value update": 0.10}
@@ -128,7 +129,7 @@ def _advice(found: Profile, config: Mapping[str, Any]) -> list[str]:
         said.append(
             "Tools keep the engine waiting. More episodes at once hide it: raise train.concurrency and "
             "train.tasks_per_step; calls of one turn may run together (env.parallel), and a tool that waits for a "
-            "network should be async."
+            "network should be async. train.max_staleness=1 learns meanwhile."
         )
     if found.share("prefill") > 0.25:
         said.append(
@@ -139,7 +140,7 @@ def _advice(found: Profile, config: Mapping[str, Any]) -> list[str]:
         said.append(
             "Decoding dominates. More rows a pass cost little: raise algorithm.group_size or train.tasks_per_step; "
             "lower sampling.max_new_tokens if episodes ramble; on a machine with bfloat16 units set "
-            "engine.dtype=bfloat16 with algorithm.old_logprobs=recompute and algorithm.importance=token."
+            "engine.dtype=bfloat16 with algorithm.old_logprobs=recompute and algorithm.importance=token_truncate."
         )
     if found.share("Python") > 0.2:
         said.append(

@@ -25,7 +25,8 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: Metrics, *, phase: str, at: float) -> None: ...
 
     def rewind(self, step: int, *, phase: str | None) -> int:
-        """Forget rows after ``step``; returns how many rows went (0 where the tracker cannot forget)."""
+        """Forget rows after ``step`` and all but a phase's first row of it; returns how many rows went (0 where the
+        tracker cannot forget)."""
         ...
 
     def close(self) -> None: ...
@@ -61,7 +62,14 @@ class JsonlTracker:
 
     def rewind(self, step: int, *, phase: str | None) -> int:
         self._file.close()
-        gone = self._keep(lambda row: row["step"] <= step or phase not in (None, row["phase"]))
+        first: dict[str, dict[str, Any]] = {}
+
+        def wanted(row: dict[str, Any]) -> bool:
+            if row["step"] != step or phase not in (None, row["phase"]):
+                return row["step"] <= step or phase not in (None, row["phase"])
+            return first.setdefault(row["phase"], row) is row
+
+        gone = self._keep(wanted)
         self._file = self.path.open("a", encoding="utf-8")
         return gone
 

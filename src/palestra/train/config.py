@@ -112,8 +112,11 @@ class WarmupSettings(SFTSettings):
 class TrainSettings(OptimConfig):
     """The reinforcement-learning loop: ``steps`` of ``tasks_per_step`` groups each.
 
-    concurrency: episodes that run at once. retries: for episodes that fail. save_every, dump_every: steps
-    between checkpoints and between rollout files (0 = only at the end). keep_last: newest checkpoints that stay.
+    concurrency: episodes that run at once. retries: for episodes that fail. max_staleness: by how many versions the
+    policy that plays a step's episodes may be older than the one that learns from them. 0 plays, then learns. 1 plays a
+    step's episodes while the step before is learned from; that takes a second copy of the weights that train, for the
+    engine. Each version more is one copy more, and helps only where steps take unequal times. save_every, dump_every:
+    steps between checkpoints and between rollout files (0 = only at the end). keep_last: newest checkpoints that stay.
     keep_best: beside them, those with the highest accuracy of ``eval.every``. deterministic: where decoding depends on
     who else is in the batch (other devices than a CPU, mixtures of experts), sample in rounds that wait for every
     episode's tools, so that a run repeats; elsewhere a run repeats anyway, and this changes nothing.
@@ -123,7 +126,7 @@ class TrainSettings(OptimConfig):
     tasks_per_step: int = Field(default=8, ge=1)
     concurrency: int = Field(default=256, ge=1)
     retries: int = Field(default=1, ge=0)
-    max_staleness: int = Field(default=0, ge=0, le=0)
+    max_staleness: int = Field(default=0, ge=0)
     save_every: int = Field(default=50, ge=0)
     keep_last: int = Field(default=2, ge=1)
     keep_best: int = Field(default=0, ge=0)
@@ -284,6 +287,26 @@ class RLConfig(TaskConfig):
             raise ConfigError(
                 f"the engine samples in {samples} and the trainer computes in {computes}: recorded "
                 "log-probs would differ by more than the clip range; set algorithm.old_logprobs=recompute"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _check_staleness(self) -> RLConfig:
+        """What an older policy sampled needs a ratio to it."""
+        lag, algorithm = self.train.max_staleness, self.algorithm
+        if not lag or algorithm.importance != "none":
+            return self
+        weighed = "algorithm.old_logprobs=recompute with algorithm.importance=token_truncate"
+        if algorithm.old_logprobs == "recompute":
+            raise ConfigError(
+                f"train.max_staleness is {lag} and recomputed log-probs are the present policy's: nothing corrects for "
+                "the older one's samples; set algorithm.importance=token_truncate, or algorithm.old_logprobs=recorded"
+            )
+        supervised = algorithm.advantage in ("best_of_group", "nothing")  # whoever wrote what is imitated
+        if algorithm.loss == "reinforce" and not supervised:
+            raise ConfigError(
+                f"train.max_staleness is {lag} and algorithm.loss=reinforce has no ratio to the older policy that "
+                f"sampled; set {weighed}, or algorithm.loss=clip"
             )
         return self
 

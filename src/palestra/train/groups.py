@@ -3,31 +3,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
 from palestra.data.source import Cursor
 from palestra.engine.base import Engine
+from palestra.engine.local import LocalEngine
 from palestra.learn.batch import Rows
 from palestra.rollout.collect import collect
+from palestra.rollout.dump import from_line, to_line
 from palestra.rollout.failures import Failures
 from palestra.rollout.refill import Filled, fill, select
 from palestra.train.config import AlgorithmConfig, RLConfig
+from palestra.train.metrics import rollout_timings, timed
 from palestra.train.setup import World
 from palestra.types import Group, Task
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collected:
+    """What a step learns from. groups: scored, in the order of their draws. cursor: where the tasks of the next step
+    begin. metrics, timings: of the drawing, under the names of :mod:`palestra.run.metrics`. remembered: what the
+    rewards remember once they have scored it."""
+
+    groups: tuple[Group, ...]
+    cursor: Cursor
+    metrics: Mapping[str, float]
+    timings: Mapping[str, float]
+    remembered: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a checkpoint: plain values, and what the rewards keep."""
+        return {
+            "groups": [to_line(group) for group in self.groups],
+            "cursor": self.cursor.to_dict(),
+            "metrics": dict(self.metrics),
+            "timings": dict(self.timings),
+            "remembered": dict(self.remembered),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Collected:
+        """The inverse of :meth:`to_dict`."""
+        groups = tuple(from_line(line, "groups collected ahead") for line in data["groups"])
+        rest = (data[name] for name in ("metrics", "timings", "remembered"))
+        return cls(groups, Cursor.from_dict(data["cursor"]), *rest)
+
+
+async def collect_step(
+    config: RLConfig,
+    world: World,
+    sampler: Engine,
+    engine: LocalEngine,
+    step: int,
+    cursor: Cursor,
+    failures: Failures,
+) -> Collected:
+    """The batch of step ``step``, whose tasks begin at ``cursor``. sampler: what episodes sample from; engine: what is
+    behind it. failures: those in a row, kept from step to step."""
+    world.journal.at("rl", step)
+    timings: dict[str, float] = {}
+    engine.take_stats()  # what came before is not this step's
+    loop_began = time.thread_time()
+    filled = await draw_groups(config, world, sampler, step, cursor, failures=failures, timings=timings)
+    loop_s = time.thread_time() - loop_began - timings["time/reward_s"]
+    timings |= rollout_timings(engine.take_stats(), timings["time/rollout_s"], loop_s=loop_s)
+    return Collected(filled.groups, filled.cursor, filled.metrics(), timings, world.remembered())
 
 
 async def draw_groups(
     config: RLConfig,
     world: World,
     engine: Engine,
+    step: int,
     cursor: Cursor,
     *,
-    version: Callable[[], int],
     failures: Failures,
-    timed: Callable[[str], AbstractContextManager[None]],
+    timings: dict[str, float],
 ) -> Filled:
-    """The groups of the step that begins at ``cursor``, scored, in the order of their draws. timed: clocks a block."""
+    """The groups that step ``step`` draws from ``cursor`` on, scored, in the order of their draws. The weights that
+    learn from them are of version ``step``: that is what staleness is counted from."""
     rollout = world.rollout(engine, config.sampling, purpose="train")
 
     async def play(draws: Sequence[tuple[int, Task]]) -> list[Group]:
@@ -39,14 +97,14 @@ async def draw_groups(
             retries=config.train.retries,
             min_group=config.algorithm.min_group,
             max_staleness=config.train.max_staleness,
-            version=version,
+            version=lambda: step,
             failures=failures,
         )
-        with timed("time/rollout_s"):
+        with timed(timings, "time/rollout_s"):
             async with aclosing(groups):
                 done = [group async for group in groups]
         # Groups come back as they finish; they are scored in the order of their draws, so that runs repeat.
-        with timed("time/reward_s"):
+        with timed(timings, "time/reward_s"):
             return [await world.rubric.score(group) for group in sorted(done, key=lambda g: g.draw)]
 
     return await fill(

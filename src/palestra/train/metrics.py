@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import math
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -14,8 +14,22 @@ from palestra.engine.stats import EngineStats
 from palestra.eval.evaluate import EvalResult
 from palestra.learn.advantage import zero_variance
 from palestra.learn.batch import Rows
-from palestra.run.trackers import read_metrics
 from palestra.types import Episode, Group
+
+
+@contextmanager
+def timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds that the block takes, where it comes to its end.
+
+    >>> timings = {"time/reward_s": 1.0}
+    >>> with timed(timings, "time/reward_s"):
+    ...     pass
+    >>> 1.0 < timings["time/reward_s"] < 1.1
+    True
+    """
+    began = time.perf_counter()
+    yield
+    timings[name] = timings.get(name, 0.0) + time.perf_counter() - began
 
 
 def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: Mapping[str, float]) -> dict[str, float]:
@@ -92,17 +106,6 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
         **{f"eval/stop/{name}": value for name, value in result.stops.items()},
     }
     return {name: value for name, value in named.items() if value is not None}
-
-
-def logged(run: Path, step: int, metrics: Mapping[str, float]) -> bool:
-    """Whether RL has a row of this step that tells just this, times apart: a run that was killed behind its last row
-    measures it once more when it is resumed."""
-    told = {name: value for name, value in metrics.items() if not name.startswith("time/") and math.isfinite(value)}
-    rows = read_metrics(run / "metrics.jsonl")
-    same = (row for row in rows if row["phase"] == "rl" and row["step"] == step)
-    return any(
-        {name: row[name] for name in row if "/" in name and not name.startswith("time/")} == told for row in same
-    )
 
 
 def advantages_by_trajectory(groups: Sequence[Group], rows: Rows) -> list[list[list[float | None]]]:

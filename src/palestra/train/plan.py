@@ -86,6 +86,7 @@ def _rl(config: RLConfig) -> list[str]:
         copies=copies,
         checkpointing=train.gradient_checkpointing,
     )
+    memory += _ahead_bytes(config, size)
     divisor = {
         "sequence_mean": "each episode's own trained tokens, then the number of episodes",
         "token_mean": "all trained tokens of the step",
@@ -108,7 +109,7 @@ def _rl(config: RLConfig) -> list[str]:
         f"loss: {algorithm.advantage}, {algorithm.loss}, divided by {divisor}; {kl}",
         f"memory: about {memory / _GIB:.1f} GiB for an update of {algorithm.micro_batch_tokens:,} tokens",
     ]
-    lines[3:3] = _drawn_again(config)
+    lines[3:3] = [*_drawn_again(config), *_ahead(config, size)]
     if teacher is not None:
         weights = sum(p.numel() * p.element_size() for p in teacher.model.parameters())
         lines[1:1] = [f"teacher: {teacher.source}, {weights / _GIB:.1f} GiB beside the memory below"]
@@ -132,6 +133,23 @@ def _drawn_again(config: RLConfig) -> list[str]:
     if algorithm.mask_truncated:
         said.append("episodes that a limit ends have no gradient")
     return said
+
+
+def _ahead(config: RLConfig, size: _Model) -> list[str]:
+    """Which policy plays, where it is not the one that learns."""
+    lag = config.train.max_staleness
+    if not lag:
+        return []
+    version, copy = ("versions", "copies") if lag > 1 else ("version", "copy")
+    return [
+        f"played while earlier steps are learned from, by the policy {lag} {version} older: {lag} more {copy} of the "
+        f"weights that train, {_ahead_bytes(config, size) / _GIB:.3f} GiB of the memory below"
+    ]
+
+
+def _ahead_bytes(config: RLConfig, size: _Model) -> int:
+    """Weights of older policies: the engine's, and those that wait for it."""
+    return config.train.max_staleness * size.trainable * size.bytes_each
 
 
 def _sft(config: SFTConfig) -> list[str]:

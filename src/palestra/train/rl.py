@@ -1,30 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: play groups, score them, learn from them, hand the new weights to the engine. ``palestra rl``.
 
-Follow one batch: :meth:`RLTrainer.step` → ``draw_groups`` (``collect`` → ``Rubric.score``) → ``rows`` → ``annotate`` →
-``train_step`` → ``Engine.load_weights``.
+Follow one batch: :meth:`RLTrainer.step` → ``collect_step`` (``collect`` → ``Rubric.score``) → ``rows`` → ``annotate`` →
+``train_step`` → ``Engine.load_weights``. What goes on beside a step where ``train.max_staleness`` allows it:
+``ahead.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from palestra.data.dialogues import make_dialogues
 from palestra.data.source import Cursor
 from palestra.engine import canary
 from palestra.engine.base import Engine
 from palestra.eval.evaluate import EvalResult, evaluate
-from palestra.learn.batch import Rows, Sample
+from palestra.learn.batch import Rows
 from palestra.learn.klcontrol import KLController
 from palestra.learn.update import annotate, train_step
-from palestra.model.loading import LoadedModel
 from palestra.model.lora import add_lora
 from palestra.rollout.dump import write_rollouts
 from palestra.rollout.failures import Failures
@@ -35,45 +33,18 @@ from palestra.run.directory import Run, check_free
 from palestra.run.health import Watch
 from palestra.run.progress import Progress
 from palestra.train import setup, sft, warmup
+from palestra.train.ahead import Ahead, Collected
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
 from palestra.train.faults import Faults
-from palestra.train.groups import draw_groups, learnable
+from palestra.train.groups import collect_step, learnable
 from palestra.train.learner import critic_state, make_learner, restore_critic
-from palestra.train.metrics import advantages_by_trajectory, eval_metrics, logged, rollout_metrics, rollout_timings
-from palestra.train.reference import keep_reference, load_teacher
+from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, timed
+from palestra.train.prepare import Prepared as Prepared
+from palestra.train.prepare import prepare as prepare
+from palestra.train.reference import keep_reference
 from palestra.train.schedule import sampler
 from palestra.types import Group
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """What a config names, found and checked before anything is written. began: when that started."""
-
-    config: RLConfig
-    loaded: LoadedModel
-    world: setup.World
-    demonstrations: Sequence[Sample]
-    began: float
-    teacher: LoadedModel | None = None
-
-
-def prepare(config: RLConfig) -> Prepared:
-    """Load and check everything a run needs; a mistake of the user raises its UserError here."""
-    began = time.perf_counter()
-    loaded = setup.load(config.model)
-    teacher = load_teacher(config, loaded)
-    world = setup.make_world(config, loaded)
-    world.env_factory()
-    if config.eval.size:
-        setup.eval_tasks(config, config.eval, 1)
-    samples: Sequence[Sample] = ()
-    if (settings := config.warmup) is not None:
-        dialogues = make_dialogues(settings.data.name, seed=config.seed, **settings.data.options)
-        samples = sft.dialogue_samples(
-            dialogues, world.renderer, max_length=settings.max_length, env_factory=world.env_factory
-        )
-    return Prepared(config, loaded, world, samples, began, teacher)
 
 
 class RLTrainer:
@@ -111,8 +82,11 @@ class RLTrainer:
         self._score: float | None = None
         control = config.algorithm.kl_control
         self.kl = KLController(control, config.algorithm.kl_coef) if control is not None else None
-        self.engine = setup.make_engine(config, model, self.world.renderer)
+        self._lag = config.train.max_staleness
+        self.engine = setup.make_engine(config, model, self.world.renderer, apart=self._lag > 0)
         self.sampler: Engine = self.engine
+        self.ahead = Ahead(self._lag, config.train.steps, self._collect, self.engine, model)
+        self._unlogged: dict[str, float] | None = None  # the row of the last step, until it is logged
         self.results: dict[str, dict[str, Any] | None] = {}
         self._updating = False
         self._began = prepared.began
@@ -171,6 +145,7 @@ class RLTrainer:
         reference = keep_reference(config, self.model, self.loaded.tokenizer, self.teacher, kept, resumed=resumed)
         learner = make_learner(config, self.model, reference=reference, rate=self._rate("rl"))
         self.policy, self.optimizer, self.scheduler = learner
+        ahead: Any = None
         if self._resumed is None:
             seed_rng(config.seed)
         else:
@@ -182,11 +157,16 @@ class RLTrainer:
                 self.kl.load_state_dict(state.trainer["kl"])
             self.version = self._saved = self.steps_done
             self.results = dict(state.trainer["results"])
+            self._unlogged = state.trainer.get("row")
             self.world.remember(state.trainer.get("rewards", {}))
+            ahead = state.trainer.get("ahead")
         # Step 0 is the evaluation before, which is played again when nothing else was done.
-        self.run_dir.rewind(self.steps_done or -1, phase="rl")
+        logged = self.steps_done - (self._unlogged is not None)
+        self.run_dir.rewind(logged if self.steps_done else -1, phase="rl")
         self._remembered = self.world.remembered()
         self.engine.load_weights(self.model, self.version)
+        if (last := self.ahead.restore(ahead, self.steps_done, self.cursor)) is not None:
+            self.world.remember(last.remembered)
 
     async def _loop(self) -> None:
         """Steps until the end; what happens around a step is decided here, what happens in it in :meth:`step`."""
@@ -197,54 +177,61 @@ class RLTrainer:
             warmup.clear(self.run_dir)
         self.progress.phase(f"RL ({self.config.algorithm.preset})", total=steps, done=self.steps_done)
         try:
-            while self.steps_done < steps:
-                metrics = await self.step()
-                at = self.steps_done
-                if settings.every and at % settings.every == 0 and at < steps:
-                    self.world.journal.at("rl", at)
-                    metrics |= eval_metrics(await self._play_held_out(settings.curve_size))
-                self._log(at, metrics, "rl")
-                self.progress.update(at, metrics)
-                self.faults.settle(at)
-                if self.config.train.save_every and at % self.config.train.save_every == 0 and at < steps:
-                    self.save()
+            while self._unlogged is not None or self.steps_done < steps:
+                if self._unlogged is None:
+                    self._unlogged = await self.step()
+                await self._after_step(self._unlogged)
         finally:
-            if not self._updating:  # a failure halfway through an update must not overwrite a whole step
-                self.save()
+            try:
+                await self.ahead.close()
+            finally:
+                if not (self._updating or self.ahead.learning):  # half an update must not overwrite a whole step
+                    self.save()
         self.results["after"] = await self.evaluate(settings.size, "evaluation after")
+
+    async def _after_step(self, metrics: dict[str, float]) -> None:
+        """A point of the learning curve, the row, a checkpoint. One that is written before the row is logged holds the
+        row, and a resumed run goes on here."""
+        at, settings, train = self.steps_done, self.config.eval, self.config.train
+        if settings.every and at % settings.every == 0 and at < train.steps:
+            await self.ahead.settle(at)
+            self.world.journal.at("rl", at)
+            metrics = metrics | eval_metrics(await self._play_held_out(settings.curve_size))
+        self._log(at, metrics, "rl")
+        self._unlogged = None
+        self.progress.update(at, metrics)
+        self.faults.settle(at)
+        if train.save_every and at % train.save_every == 0 and at < train.steps:
+            await self.ahead.settle(at)
+            self.save()
 
     # One step --------------------------------------------------------------------------------------------
 
     async def step(self) -> dict[str, float]:
-        """One batch, from tasks to new weights in the engine; returns the step's metrics."""
-        self._timings = {}
-        self.world.journal.at("rl", self.steps_done)
-        self.engine.take_stats()  # what came before is not this step's
-        began, loop_began = time.perf_counter(), time.thread_time()
-        filled = await draw_groups(
-            self.config,
-            self.world,
-            self.sampler,
-            self.cursor,
-            version=lambda: self.version,
-            failures=self.failures,
-            timed=self._timed,
-        )
-        loop_s = time.thread_time() - loop_began - self._timings["time/reward_s"]
-        self._timings |= rollout_timings(self.engine.take_stats(), self._timings["time/rollout_s"], loop_s=loop_s)
-        learned, rows = self.learn(filled.groups, filled.cursor)
+        """One batch, from tasks to new weights; returns the step's metrics."""
+        self._timings, began = {}, time.perf_counter()
+        batch = await self.ahead.take(self.steps_done, self.cursor)
+        if self._lag:
+            self._timings["time/wait_s"] = time.perf_counter() - began
+        learned, rows = await self.ahead.learn(self.steps_done, lambda: self.learn(batch.groups, batch.cursor))
+        self._remembered = dict(batch.remembered)
         self._timings["time/step_s"] = time.perf_counter() - began
-        self._dump(filled.groups, rows)
-        learned |= filled.metrics()
-        return learned | rollout_metrics(filled.groups, rows, self.config.eval.metric, self._timings)
+        self._dump(batch.groups, rows)
+        timings = {**batch.timings, **self._timings}
+        learned |= batch.metrics
+        return learned | rollout_metrics(batch.groups, rows, self.config.eval.metric, timings)
+
+    async def _collect(self, step: int, cursor: Cursor) -> Collected:
+        return await collect_step(self.config, self.world, self.sampler, self.engine, step, cursor, self.failures)
 
     def learn(self, groups: Sequence[Group], cursor: Cursor) -> tuple[dict[str, float], Rows]:
-        """The learning half of a step: scored groups in, new weights in the engine; the metrics, and the rows that
-        they were learned from. cursor: where the tasks of the next step begin."""
+        """The learning half of a step: scored groups in, new weights out (the engine has them at once, unless episodes
+        are played meanwhile); the metrics, and the rows that they were learned from. cursor: where the tasks of the
+        next step begin."""
         temperature, algorithm = self.config.sampling.temperature, self.config.algorithm
         if self.kl is not None:
             algorithm = algorithm.model_copy(update={"kl_coef": self.kl.coef})
-        with self._timed("time/reference_s"):
+        with timed(self._timings, "time/reference_s"):
             selected = learnable(groups, algorithm)
 
             def annotated(tokens: int) -> Rows:
@@ -253,20 +240,21 @@ class RLTrainer:
 
             rows = self.faults.guard.retried(annotated)
         self._updating = True
-        with self._timed("time/update_s"):
+        with timed(self._timings, "time/update_s"):
             learner = (self.policy, self.optimizer, self.scheduler)
             seed = noise_key(self.config.seed, "minibatches", self.steps_done)
             learned = train_step(*learner, rows, algorithm, temperature=temperature, guard=self.faults.guard, seed=seed)
         learned["train/kl_coef"] = algorithm.kl_coef
         if self.kl is not None:
             self.kl.update(learned.get("train/kl"))
-        with self._timed("time/sync_s"):
-            self.version += 1
-            self.engine.load_weights(self.model, self.version)
+        self.version += 1
+        if not self._lag:
+            with timed(self._timings, "time/sync_s"):
+                self.engine.load_weights(self.model, self.version)
         size = self.world.tasks.size
         learned["train/epoch"] = cursor.epoch + (cursor.position / size if size else 0.0)
         self.cursor, self.steps_done, self._updating = cursor, self.steps_done + 1, False
-        self._remembered = self.world.remembered()
+        self._score = None
         return learned, rows
 
     # Around a step ---------------------------------------------------------------------------------------
@@ -276,11 +264,11 @@ class RLTrainer:
         if not size:
             return None
         self.progress.phase(phase, total=1)
+        await self.ahead.settle(self.steps_done)
         self.world.journal.at("rl", self.steps_done)
         result = await self._play_held_out(size)
         metrics = eval_metrics(result)
-        if self._resumed is None or not logged(self.run_dir.path, self.steps_done, metrics):
-            self._log(self.steps_done, metrics, "rl")
+        self._log(self.steps_done, metrics, "rl")
         self.progress.update(1, metrics)
         counted = result.examples - result.errors
         self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks")
@@ -315,9 +303,11 @@ class RLTrainer:
             kl=self.kl.state_dict() if self.kl is not None else None,
             rewards=self._remembered,
             critic=critic_state(self.policy),
+            row=self._unlogged,
+            ahead=self.ahead.state(self.steps_done),
         )
         self._saved = self.steps_done
-        with self._timed("time/checkpoint_s"):
+        with timed(self._timings, "time/checkpoint_s"):
             saved = save_checkpoint(
                 self.checkpoints,
                 self.steps_done,
@@ -368,12 +358,6 @@ class RLTrainer:
         summary["checkpoint"] = str(latest_checkpoint(self.checkpoints))
         self.run_dir.write_summary(summary)
         return summary
-
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._timings[name] = self._timings.get(name, 0.0) + time.perf_counter() - began
 
 
 def train_rl(
