@@ -156,7 +156,7 @@ MEANINGS: dict[type[Config], dict[str, str]] = {
         "kl": "Estimator of the KL term: `k2`, `k3` or `full` (exact, from whole distributions) in the loss, `k1` in "
         "the reward (or in the loss with `kl_importance`).",
         "updates_per_batch": "Passes over the same rows, each one optimiser step per minibatch.",
-        "minibatches": "Parts to which each pass deals the groups (episodes, where groups are fewer), as seed and step fix.",
+        "minibatches": "Parts to which each pass deals the groups (or the episodes), as seed and step fix.",
         "reduction": "`sequence_mean` (per episode, then over episodes), `token_mean` or `constant`.",
         "micro_batch_tokens": "Bounds the memory of one forward and backward pass; does not change the result.",
         "max_grad_norm": "The gradient is scaled down to this norm.",
