@@ -152,3 +152,11 @@ def test_without_a_gold_solution_only_what_the_question_tells_is_decided() -> No
     assert "17 is neither" in classify(task, Reply("17*6 = 102", "102")).rule
     assert classify(task, Reply("Some of them.", "3")).kind == "undecided"
     assert classify(Task("t", "Who wrote it?", "Ann"), Reply("Bob did", "Bob")).kind == "undecided"
+
+
+@pytest.mark.parametrize(
+    "text", ["It is " + "1" * 399 + ".", "9" * 399 + " * 9 = 7", "mul(" + "1" * 190 + ", " + "1" * 190 + ")"]
+)
+def test_numbers_beyond_every_float_are_read_like_others(text: str) -> None:
+    gold = Task("t", "What is 2 + 3?", answer="5")
+    assert classify(gold, Reply(text, "7")).kind in ("undecided", "calculation", "comprehension")

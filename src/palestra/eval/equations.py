@@ -8,6 +8,7 @@ false: ``2x + 3 = 7`` is no statement about 2 + 3.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -88,6 +89,18 @@ def shown(value: Fraction) -> str:
     if value.denominator == 1 or abs(value) > 10**15:
         return str(round(value))
     return f"{float(value):.6f}".rstrip("0").rstrip(".")
+
+
+def to_float(value: Fraction) -> float:
+    """The nearest float; infinite where none reaches so far.
+
+    >>> to_float(Fraction(1, 4)), to_float(Fraction(-(10**400)))
+    (0.25, -inf)
+    """
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def plain(text: str) -> str:

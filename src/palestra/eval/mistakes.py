@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from palestra.data.gsm8k import steps as solution_steps
 from palestra.data.renumber import MARK
-from palestra.eval.equations import Operation, equations, numbers, operations_of, shown
+from palestra.eval.equations import Operation, equations, numbers, operations_of, shown, to_float
 from palestra.eval.equations import operations as operations_in
 from palestra.reward.answers import to_number
 from palestra.types import Task
@@ -100,7 +100,7 @@ def classify(task: Task, reply: Reply) -> Mistake:
     return (
         _form(reply, gold)
         or _calculation(reply.text)
-        or _not_reported(task, reply, gold, [float(o.result) for o in done])
+        or _not_reported(task, reply, gold, [to_float(o.result) for o in done])
         or _against_gold(task, reply, done, gold_operations(task))
         or _against_question(task, done)
         or Mistake("undecided", "no equation to check, and no gold solution to compare with")
@@ -123,7 +123,8 @@ def _not_reported(task: Task, reply: Reply, gold: float | None, results: Sequenc
         return None
     if results and results[-1] == gold:
         return Mistake("format", f"{gold:g}, the right answer, was computed last, and {reply.prediction} answered")
-    if not results and gold in set(map(float, numbers(reply.text))) - set(map(float, numbers(question_of(task)))):
+    new = set(map(to_float, numbers(reply.text))) - set(map(to_float, numbers(question_of(task))))
+    if not results and gold in new:
         rule = f"the right answer, {gold:g}, is in the text, but {reply.prediction} was read as the answer"
         return Mistake("format", rule)
     return None
@@ -138,9 +139,9 @@ def _against_gold(task: Task, reply: Reply, done: Sequence[Operation], gold: Seq
     if not gold:
         return None
     said = None if reply.prediction is None else to_number(reply.prediction)
-    results = [o.result for o in gold]
-    if said is not None and said in map(float, results[:-1]):
-        step = [float(r) for r in results].index(said) + 1
+    results = [to_float(o.result) for o in gold]
+    if said is not None and said in results[:-1]:
+        step = results.index(said) + 1
         rule = f"{said:g} answers step {step} of {len(gold)} of the gold solution: a part of what was asked"
         return Mistake("comprehension", rule)
     if not done:
