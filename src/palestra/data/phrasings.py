@@ -62,7 +62,8 @@ TRAIN: tuple[Phrasing, ...] = (
     ),
     (
         ("multiply", "add", "subtract"),
-        "{n} buys {a} boxes of {b} {t}, gets {c} more and then loses {d}. How many {t} does {n} have at the end?",
+        "{n} buys {a} boxes with {b} {t} each, finds {c} more {t} and loses {d}. How many {t} does {n} have at the "
+        "end?",
     ),
     (
         ("subtract", "multiply", "add"),
@@ -130,7 +131,7 @@ TRAIN: tuple[Phrasing, ...] = (
         ("subtract", "subtract"),
         "Out of {a} {t}, {b} were sold in the morning and {c} at night. How many {t} were kept?",
     ),
-    (("divide", "multiply"), "{a} {t} fill {b} equal boxes. {n} takes {c} boxes. How many {t} does {n} take?"),
+    (("divide", "multiply"), "{a} {t} are shared equally among {b} boxes. How many {t} are in {c} boxes?"),
     (
         ("add", "multiply", "subtract"),
         "{n} waters {a} trees and {b} bushes. Every plant bears {c} {t}, but birds take {d}. How many {t} remain?",
@@ -146,7 +147,7 @@ TRAIN: tuple[Phrasing, ...] = (
     ),
     (
         ("multiply", "subtract", "add"),
-        "{a} chests held {b} {t} each. {c} {t} were stolen, and later {d} were put back. How many {t} are there now?",
+        "{a} chests held {b} {t} each. {c} {t} were stolen, but {d} were added later. How many {t} are there now?",
     ),
     (
         ("subtract", "multiply", "add"),
