@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,8 +21,10 @@ from palestra import cli
 from palestra import config as configuration
 from palestra.data.rows import load_jsonl
 from palestra.data.tables import read_table
-from palestra.errors import ConfigError, DataError, UserError, unknown
+from palestra.errors import ConfigError, DataError, RunError, UserError, unknown
 from palestra.rollout.dump import read_rollouts, write_rollouts
+from palestra.run.files import read_json
+from palestra.run.view import read_groups
 from palestra.types import Group, Task
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -323,10 +326,37 @@ def test_a_damaged_run_is_read_as_far_as_it_goes_or_refused_in_one_line(whole_ru
     assert 3 < sum(map(bool, said)) < len(said)
 
 
+@pytest.mark.parametrize("what", ["a directory", "not an object", "deep nesting"])
+@pytest.mark.parametrize("name", ["run.json", "summary.json"])
+def test_a_file_of_a_run_that_is_no_object_of_json_is_named(
+    whole_run: Path, tmp_path: Path, name: str, what: str
+) -> None:
+    file = Path(shutil.copytree(whole_run, tmp_path / "run")) / name
+    file.unlink()
+    if what == "a directory":
+        file.mkdir()
+    else:
+        file.write_text("[5]" if what == "not an object" else "[" * 100_000)
+    with pytest.raises(RunError, match=rf"{re.escape(str(file))} .*; remove it"):
+        read_json(file, "remove it")
+    said = [verb(file.parent) for verb in VERBS]
+    reads = {"run.json": [2, 3], "summary.json": [] if what == "a directory" else [1]}[name]
+    assert [i for i, line in enumerate(said) if str(file) in line] == reads
+
+
 @pytest.mark.slow  # a thousand runs, each read four times
 def test_a_thousand_damaged_runs_are_read_or_refused_in_one_line(whole_run: Path, tmp_path: Path) -> None:
     for seed in range(1000, 2000):
         look_at_a_damaged_run(whole_run, tmp_path, seed)
+
+
+def test_a_field_that_the_page_needs_and_a_rollouts_file_lacks_is_named(whole_run: Path, tmp_path: Path) -> None:
+    (group, *_) = read_groups(whole_run / "rollouts" / "step_000003.jsonl.zst")
+    del group["episodes"][0]["trajectories"][0]["turns"][0]["finish_reason"]
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps(group) + "\n")
+    said = told("view", file, "--html", tmp_path / "page.html")
+    assert str(file) in said and "finish_reason" in said and not (tmp_path / "page.html").exists()
 
 
 def test_a_rollouts_file_that_is_cut_anywhere_says_so(whole_run: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from palestra import config as configuration
 from palestra.config import Config
 from palestra.errors import ConfigError, RunError, UserError, unknown
 from palestra.pipeline_stages import KINDS, Kind, Outcome, Work
-from palestra.run.files import write_json, write_text, writing
+from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.progress import Progress
 
 FORMAT = 1
@@ -235,8 +235,8 @@ class Book:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    found = read_json(file, "remove it to repeat the stage")
+    if found.get("format") != FORMAT:
         raise RunError(f"{file}: not a stage's result of format {FORMAT}; remove it to repeat the stage")
     return found
 

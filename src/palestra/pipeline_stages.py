@@ -28,9 +28,9 @@ from palestra.model.export import export_merged
 from palestra.pipeline_feedback import JudgeStage, PairsStage, judge_rollouts, write_pairs
 from palestra.registry import Registry
 from palestra.reward.validate import validate
-from palestra.run.files import writing
+from palestra.run.files import read_json, writing
 from palestra.run.progress import Progress
-from palestra.train.config import Choice, Dtype, EvalConfig, ModelConfig, RLConfig, SFTConfig
+from palestra.train.config import Dtype, EvalConfig, MaybeSource, ModelConfig, RLConfig, SFTConfig, Source
 from palestra.train.evaluation import run_eval
 from palestra.train.prefer import train_prefer
 from palestra.train.preference_config import PreferConfig, RewardModelConfig
@@ -93,10 +93,10 @@ class DataStage(Config):
     """
 
     seed: int = 0
-    tasks: Choice
+    tasks: Source
     train: int | None = Field(default=None, ge=1)
     test: int | None = Field(default=None, ge=1)
-    demonstrations: Choice | None = None
+    demonstrations: MaybeSource = None
 
 
 def make_data(config: DataStage, work: Work) -> Outcome:
@@ -281,7 +281,7 @@ def compare(config: CompareStage, work: Work) -> Outcome:
 def finished(path: Path) -> dict[str, Any] | None:
     """The summary of a run that came to its end."""
     file = path / "summary.json"
-    summary: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    summary: dict[str, Any] | None = read_json(file, "remove it to go on with the run") if file.is_file() else None
     return summary
 
 

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar, get_type_hints
+
+import pydantic
 
 from palestra.errors import ConfigError, unknown
 
 T = TypeVar("T")
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Registry(Generic[T]):
@@ -47,3 +52,38 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._items))
+
+
+def check_options(
+    owner: str, factory: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()
+) -> None:
+    """Refuse an option of a config that is missing, or whose value is not of the type that the factory's annotation
+    names.
+
+    Checked by JSON's rules without conversions: a list fits a tuple, a whole number a float, a text no number. Left
+    alone is what has no annotation that can be read, and what is no plain data, such as a function given in code.
+    given: parameters of the factory that are not the config's.
+
+    >>> def scaled(factor: float = 1.0): ...
+    >>> check_options("env 'scaled'", scaled, {"factor": "two"})
+    Traceback (most recent call last):
+    palestra.errors.ConfigError: env 'scaled': option factor = 'two': should be a valid number
+    """
+    for name, parameter in inspect.signature(factory).parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
+        if needed and name not in (*options, *given):
+            raise ConfigError(f"{owner} needs the option {name!r}")
+    try:
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    except (NameError, TypeError, AttributeError):  # names that only a type checker imports
+        return
+    for option, value in options.items():
+        try:
+            adapter = pydantic.TypeAdapter(hints[option], config={"arbitrary_types_allowed": True})
+            adapter.validate_json(json.dumps(value), strict=True)
+        except pydantic.ValidationError as error:
+            reasons = dict.fromkeys(e["msg"].replace("Input should", "should") for e in error.errors())
+            shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+            raise ConfigError(f"{owner}: option {option} = {shown}: {' or '.join(reasons)}") from None
+        except (KeyError, TypeError, ValueError, pydantic.errors.PydanticUserError):
+            continue

@@ -31,7 +31,7 @@ from pydantic import Field
 from palestra import config as configuration
 from palestra.config import Config
 from palestra.errors import ConfigError, RunError
-from palestra.run.files import write_json, write_text, writing
+from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.progress import Progress
 from palestra.run.trackers import read_metrics
 from palestra.sweep_report import write_sweep_report
@@ -191,7 +191,7 @@ class Sweep:
             (self.out / "trials").mkdir(parents=True, exist_ok=True)
         write_text(held, configuration.dump(self.config))
         for file in sorted((self.out / "trials").glob("*/trial.json")):
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = read_json(file, "remove its directory to try it again")
             reports = [(int(s), float(v)) for s, v in found.pop("reports")]
             self.trials.append(Trial(**{k: v for k, v in found.items() if k != "format"}, reports=reports))
 
@@ -270,7 +270,7 @@ class Sweep:
         if code is None:
             trial.status, trial.value = "pruned", trial.reports[-1][1]
         elif code == 0 and summary.is_file():
-            found = json.loads(summary.read_text(encoding="utf-8"))
+            found = read_json(summary, "remove its directory to try it again")
             if self.metric not in found:
                 known = ", ".join(sorted(k for k, v in found.items() if isinstance(v, int | float)))
                 raise ConfigError(f"metric {self.metric!r} is no number of a trial's summary; there are: {known}")

@@ -93,14 +93,15 @@ def replay(
 
 
 def _write_html(html: Path, path: Path, file: Path, groups: list[dict[str, Any]]) -> None:
+    from palestra.run.files import read_json
     from palestra.run.report import write_report
     from palestra.run.trackers import read_metrics
 
     metrics = read_metrics(path / "metrics.jsonl") if path.is_dir() else []
     stored = path / "summary.json"
+    summary = read_json(stored, "remove it to have a report without it") if stored.is_file() else {}
     try:
-        summary = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
-    except ValueError as wrong:
-        raise DataError(f"{stored} is not JSON ({wrong}); remove it to have a report without it") from None
-    write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
+        write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
+    except (KeyError, TypeError, AttributeError) as wrong:
+        raise DataError(f"{file}: {type(wrong).__name__} {wrong}; is it a rollouts file?") from wrong
     typer.echo(f"report in {html}")

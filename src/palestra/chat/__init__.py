@@ -11,7 +11,7 @@ from palestra.chat.base import Parsed, Rendered, Renderer, spans_of
 from palestra.chat.plain import PlainRenderer, PromptWarning
 from palestra.chat.template import ChatTemplateRenderer
 from palestra.errors import ConfigError, unknown
-from palestra.registry import Registry
+from palestra.registry import Registry, check_options
 
 RENDERERS: Registry[Callable[..., Renderer]] = Registry("renderer")
 """Renderers by name; each takes a tokenizer and its options as keywords."""
@@ -31,6 +31,7 @@ def make_renderer(name: str, tokenizer: Any, **options: Any) -> Renderer:
     for option in options:
         if option not in known:
             raise ConfigError(unknown(f"{name} renderer option", option, known))
+    check_options(f"renderer {name!r}", make, options, ("tokenizer",))
     return make(tokenizer, **options)
 
 

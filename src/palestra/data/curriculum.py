@@ -17,6 +17,7 @@ from typing import Any
 
 from palestra.data.source import SOURCES, Cursor, make_source
 from palestra.errors import ConfigError, DataError
+from palestra.run.files import read_json
 from palestra.types import Group, Task
 
 FORMAT = 1
@@ -109,13 +110,8 @@ def write_pass_rates(path: str | os.PathLike[str], rates: Mapping[str, float], p
 
 def read_pass_rates(path: str | os.PathLike[str]) -> dict[str, float]:
     """The inverse of :func:`write_pass_rates`."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"pass rates {path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); write it with `palestra data difficulty`") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or "pass_rates" not in found:
+    found = read_json(path, "write pass rates with `palestra data difficulty`", error=DataError)
+    if found.get("format") != FORMAT or "pass_rates" not in found:
         raise DataError(f"{path}: no pass rates of format {FORMAT}; write it with `palestra data difficulty`")
     return {str(task): float(rate) for task, rate in found["pass_rates"].items()}
 
@@ -142,7 +138,9 @@ def curriculum(
     limits, stages: see :func:`staged`. stage_tasks: tasks before the next stage begins. count: how many tasks to take
     of a source without end. Other splits than train have no stages.
     """
-    options = {"name": source} if isinstance(source, str) else dict(source)
+    options = {"name": source} if isinstance(source, str) else {str(key): value for key, value in source.items()}
+    if fixed := {"split", "seed"} & {*options}:
+        raise ConfigError(f"data.source: {min(fixed)} is that of data itself: leave it out there")
     inner = make_source(str(options.pop("name", "")), split=split, seed=seed, **options)
     if (size := count or inner.size) is None:
         raise ConfigError(

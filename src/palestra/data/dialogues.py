@@ -14,7 +14,7 @@ from palestra.data.noise import Noise
 from palestra.data.rows import read_jsonl
 from palestra.data.source import Cursor, TaskSource
 from palestra.errors import ConfigError, DataError, unknown
-from palestra.registry import Registry
+from palestra.registry import Registry, check_options
 from palestra.types import Message, Task
 
 
@@ -42,6 +42,7 @@ def make_dialogues(name: str, *, seed: int, **options: Any) -> Sequence[Dialogue
     for option in options:
         if option not in known:
             raise ConfigError(unknown(f"option of dialogue source {name!r}:", option, known))
+    check_options(f"dialogue source {name!r}", factory, options, ("seed",))
     return factory(seed=seed, **options)
 
 

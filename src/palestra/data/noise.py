@@ -37,7 +37,7 @@ class Slips:
 
     def __post_init__(self) -> None:
         values = [getattr(self, f.name) for f in fields(self)]
-        if min(values) < 0 or math.fsum(values) > 1 + 1e-9:
+        if not all(0 <= value <= 1 for value in values) or math.fsum(values) > 1 + 1e-9:
             raise ConfigError(f"slip probabilities must be >= 0 and sum to at most 1, got {self}")
 
     @property

@@ -20,10 +20,10 @@ import numpy as np
 from palestra.data import arithmetic
 from palestra.data.noise import Noise, Slips
 from palestra.data.rows import Row
-from palestra.data.source import Cursor, check_split
+from palestra.data.source import Cursor, check_count, check_split
 from palestra.data.tables import hub_rows, read_table, table_file
 from palestra.errors import ConfigError, DataError, UserError, unknown
-from palestra.registry import Registry
+from palestra.registry import Registry, check_options
 from palestra.types import BoolArray, IntArray, Message
 
 Messages = tuple[Message, ...]
@@ -71,6 +71,7 @@ def make_preferences(name: str, *, seed: int, **options: Any) -> Sequence[Prefer
     for option in options:
         if option not in known:
             raise ConfigError(unknown(f"option of preference source {name!r}:", option, known))
+    check_options(f"preference source {name!r}", factory, options, ("seed",))
     found = factory(seed=seed, **options)
     if not found:
         raise DataError(f"preference source {name!r} is empty; give at least one row")
@@ -202,6 +203,7 @@ def arithmetic_pairs(
     check_split(split)
     if mistake not in MISTAKES:
         raise ConfigError(unknown("mistake", mistake, MISTAKES))
+    check_count(count)
     source = arithmetic.arithmetic(split=split, seed=seed + 1_000_003, max_operand=max_operand)
     wrong = Noise(other=Slips(**{mistake: 1.0}))
     pairs: list[Comparison] = []

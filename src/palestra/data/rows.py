@@ -110,10 +110,10 @@ def jsonl(path: str, split: str = "train", seed: int = 0, shuffle: bool | None =
 def split_file(path: str | os.PathLike[str], split: str) -> Path:
     """The file of a split: ``path`` itself, or ``path/{split}.jsonl`` when it is a directory."""
     given = Path(path)
-    if not given.exists():
+    if not os.path.exists(given):  # False for a name that is too long, where Path.exists raises
         raise DataError(f"data.path {str(given)!r} does not exist; give a JSONL file or a directory of them")
     found = given / f"{split}.jsonl" if given.is_dir() else given
-    if not found.exists():
+    if not os.path.exists(found):
         there = ", ".join(sorted(p.name for p in given.glob("*.jsonl"))) or "no .jsonl file"
         raise DataError(f"data.path {str(given)!r} has no {split}.jsonl; there is: {there}")
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from palestra.errors import ConfigError, DataError, unknown
-from palestra.registry import Registry
+from palestra.registry import Registry, check_options
 from palestra.types import Task
 
 
@@ -113,6 +113,7 @@ class GeneratedSource:
 
     def take(self, cursor: Cursor, n: int) -> tuple[list[Task], Cursor]:
         """The next ``n`` tasks and the cursor behind them."""
+        check_count(n)
         end = cursor.position + n
         return [self.make(i) for i in range(cursor.position, end)], Cursor(cursor.epoch, end)
 
@@ -133,7 +134,18 @@ def make_source(name: str, *, split: str = "train", seed: int = 0, **options: An
     for option in options:
         if option not in known:
             raise ConfigError(unknown(f"option of data source {name!r}:", option, known))
+    check_options(f"data source {name!r}", factory, {"split": split, **options}, ("seed",))
     return factory(split=split, seed=seed, **options)
+
+
+MAX_COUNT = 10_000_000
+"""Most tasks that are made at once: more would fill memory before anything is learned from them."""
+
+
+def check_count(count: int) -> None:
+    """Refuses to make more tasks than memory holds."""
+    if count > MAX_COUNT:
+        raise DataError(f"{count:,} tasks at once do not fit into memory: ask for at most {MAX_COUNT:,}")
 
 
 def check_split(split: str, known: Sequence[str] = ("train", "test")) -> None:

@@ -37,7 +37,7 @@ def read_table(path: str | os.PathLike[str]) -> Iterator[tuple[int, Row]]:
     readers = {".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
     if suffix not in readers:
         raise DataError(f"{path}: cannot tell what kind of table this is; name it {', '.join(SUFFIXES)}")
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise DataError(f"{path} does not exist; check the path")
     return enumerate(readers[suffix](Path(path)), 1)
 
@@ -229,11 +229,11 @@ TAKEN = ("answer", "prompts", "completions", "completion_ids", "trajectories", "
 def table_file(path: str, split: str) -> Path:
     """The file of a split: ``path`` itself, or ``path/{split}`` with a suffix that is known here."""
     given = Path(path)
-    if given.is_file():
+    if os.path.isfile(given):  # False for a name that is too long, where Path.is_file raises
         return given
-    found = next((f for s in SUFFIXES if (f := given / f"{split}{s}").is_file()), None)
+    found = next((f for s in SUFFIXES if os.path.isfile(f := given / f"{split}{s}")), None)
     if found is None:
-        there = ", ".join(sorted(p.name for p in given.iterdir())[:8]) if given.is_dir() else "no such path"
+        there = ", ".join(sorted(p.name for p in given.iterdir())[:8]) if os.path.isdir(given) else "no such path"
         raise DataError(f"data.path {path!r} has no {split} with {', '.join(SUFFIXES)}; there is: {there}")
     return found
 
@@ -248,7 +248,7 @@ def math(split: str = "train", seed: int = 0, path: str | None = None, shuffle: 
     """
     if path is None:
         raise ConfigError("data source 'math' reads data.path: a file, a directory of them, or MATH's own tree")
-    tree = sorted((Path(path) / split).rglob("*.json"))
+    tree = sorted((Path(path) / split).rglob("*.json")) if os.path.isdir(path) else []
     rows = [(str(f.relative_to(path)), r) for f in tree for _, r in read_table(f)] or [
         (f"{split}/{n}", r) for n, r in read_table(table_file(path, split))
     ]

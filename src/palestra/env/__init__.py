@@ -17,6 +17,7 @@ from palestra.env.threads import run_on_thread
 from palestra.env.tool_env import ToolEnv
 from palestra.env.tools import import_object, schema_of, tool
 from palestra.errors import ConfigError, unknown
+from palestra.registry import check_options
 
 
 def make_env(name: str, **options: Any) -> Callable[[], Env]:
@@ -39,6 +40,7 @@ def make_env(name: str, **options: Any) -> Callable[[], Env]:
         if wrong is not None:
             raise ConfigError(unknown(f"{name} option", wrong, known)) from error
         raise ConfigError(f"env {name!r}: {error}") from error
+    check_options(f"env {name!r}", factory, options)
     return functools.partial(factory, **options)
 
 

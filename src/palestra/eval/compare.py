@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from palestra.errors import DataError, RunError
 from palestra.eval.evaluate import task_mean
 from palestra.eval.metrics import mean, normal_interval, sign_test
 from palestra.rollout.dump import read_rollouts
+from palestra.run.files import read_json
 from palestra.types import Group
 
 FORMAT = 1
@@ -130,7 +130,7 @@ def read_episodes(path: str | Path) -> list[Group]:
 
 def _metric_of(path: Path) -> str | None:
     summary = path / "summary.json"
-    found = json.loads(summary.read_text(encoding="utf-8")).get("metric") if summary.is_file() else None
+    found = read_json(summary, "remove it to compare without its metric").get("metric") if summary.is_file() else None
     return None if found is None else str(found)
 
 

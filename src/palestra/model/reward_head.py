@@ -20,6 +20,7 @@ from palestra.model import attention
 from palestra.model.attention import AttentionPlan
 from palestra.model.loading import LoadedModel, load_model, one_line, quiet
 from palestra.model.lora import is_adapter, quiet_peft
+from palestra.run.files import read_json
 
 WEIGHTS = "reward_head.safetensors"
 ABOUT = "reward_head.json"
@@ -104,10 +105,7 @@ def load_reward_model(
         found = sorted(folder.glob(f"checkpoints/*/{WEIGHTS}"))
         hint = f"; did you mean {found[-1].parent}?" if found else ", which `palestra reward-model` writes"
         raise ModelError(f"reward model {str(path)!r} is no directory with a {WEIGHTS}{hint}")
-    try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / ABOUT} cannot be read: {one_line(error)}") from error
+    about = read_json(folder / ABOUT, "train the reward model again", error=ModelError)
     if about.get("format") != FORMAT:
         raise ModelError(f"{folder / ABOUT} has format {about.get('format')!r}; this version reads format {FORMAT}")
     loaded = load_model(str(folder), dtype=dtype, device=device)

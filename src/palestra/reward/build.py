@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from palestra.errors import ConfigError, UserError, unknown
+from palestra.registry import check_options
 from palestra.reward.base import FACTORIES, PENALTIES, REWARDS, RewardFunction
 from palestra.reward.gates import Gate
 from palestra.reward.rubric import Rubric
@@ -52,7 +53,7 @@ def make_rubric(
         if name == "env" or name.startswith("env/"):
             if options:
                 raise ConfigError(
-                    f"rewards.{name}: what the environment pays has a weight and no option {min(options)!r}"
+                    f"rewards.{name}: what the environment pays has a weight and no option {min(map(str, options))!r}"
                 )
             env_weights[part] = weight
             continue
@@ -125,7 +126,7 @@ def _function(
 
 def _made(name: str, reference: str, options: Mapping[str, Any], policy: LoadedModel | None) -> RewardFunction:
     if reference not in FACTORIES:
-        raise ConfigError(f"rewards.{name}: {reference!r} takes no option {min(options)!r}")
+        raise ConfigError(f"rewards.{name}: {reference!r} takes no option {min(map(str, options))!r}")
     factory = FACTORIES[reference]
     parameters = dict(inspect.signature(factory).parameters)
     shown = {"policy": policy} if parameters.pop("policy", None) is not None else {}
@@ -135,6 +136,7 @@ def _made(name: str, reference: str, options: Mapping[str, Any], policy: LoadedM
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
     if missing:
         raise ConfigError(f"rewards.{name}: {reference!r} needs the option {missing[0]!r}")
+    check_options(f"rewards.{name}", factory, options, ("policy",))
     return factory(**options, **shown)
 
 

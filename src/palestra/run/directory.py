@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from typing import Any
 
 from palestra import config as configuration
 from palestra.errors import RunError
-from palestra.run.files import write_json, write_text, writing
+from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.metrics import check
 from palestra.run.trackers import Tracker, make_trackers
 
@@ -110,15 +110,11 @@ class Run:
 def read_run(path: str | Path) -> dict[str, Any]:
     """The content of ``run.json``; RunError where there is none or its format is unknown."""
     file = Path(path) / "run.json"
-    try:
-        info = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError(f"{path} holds no run (no run.json); check the path") from None
-    except ValueError:
-        raise RunError(f"{file} is not JSON; the run was not set up completely, choose another --out") from None
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
-        found = info.get("format") if isinstance(info, dict) else None
-        raise RunError(f"{file}: format {found!r} is not known here; this version reads format {FORMAT}")
+    if not os.path.exists(file):
+        raise RunError(f"{path} holds no run (no run.json); check the path")
+    info = read_json(file, "the run was not set up completely, choose another --out")
+    if info.get("format") != FORMAT:
+        raise RunError(f"{file}: format {info.get('format')!r} is not known here; this version reads format {FORMAT}")
     return info
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from palestra.errors import RunError
+from palestra.errors import RunError, UserError
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another --out",
@@ -63,6 +63,24 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write ``value`` as indented JSON, whole or not at all. NaN and infinities, which JSON lacks, raise ValueError."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | os.PathLike[str], advice: str, *, error: type[UserError] = RunError) -> dict[str, Any]:
+    """The object in a JSON file; ``error``, one line that ends with ``advice``, where there is none to be read.
+
+    >>> read_json(".", "remove it")
+    Traceback (most recent call last):
+    palestra.errors.RunError: . cannot be read: Is a directory; remove it
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror or problem}; {advice}") from problem
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path} is not JSON ({problem}); {advice}") from None
+    if not isinstance(found, dict):
+        raise error(f"{path} holds a {type(found).__name__} instead of a JSON object; {advice}")
+    return found
 
 
 def sync(path: Path) -> None:

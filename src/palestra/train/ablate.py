@@ -16,7 +16,7 @@ from palestra.config import load
 from palestra.errors import ConfigError, RunError, unknown
 from palestra.reward.ablation import ALL, Ablation, Measures, compare
 from palestra.run.directory import FORMAT
-from palestra.run.files import write_json
+from palestra.run.files import read_json, write_json
 from palestra.run.progress import Progress
 from palestra.train.config import RLConfig
 from palestra.train.rl import train_rl
@@ -47,7 +47,7 @@ class Trial:
                 "choose another --out"
             )
         file = self.folder / "summary.json"
-        summary: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        summary: dict[str, Any] | None = read_json(file, "remove it to go on with the run") if file.is_file() else None
         return summary
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
@@ -40,6 +41,19 @@ class Choice(Config):
     def options(self) -> dict[str, Any]:
         """Everything but the name."""
         return dict(self.model_extra or {})
+
+
+def _one_seed(choice: Choice | None) -> Choice | None:
+    if choice is not None and "seed" in choice.options:
+        raise ConfigError("a data source takes the run's seed: leave it out, and set the config's own `seed`")
+    return choice
+
+
+Source = Annotated[Choice, pydantic.AfterValidator(_one_seed)]
+"""A source of tasks, dialogues or preferences; its seed is the run's."""
+
+MaybeSource = Annotated[Choice | None, pydantic.AfterValidator(_one_seed)]
+"""A source, or none."""
 
 
 class ModelConfig(Config):
@@ -91,7 +105,7 @@ class SFTSettings(OptimConfig):
     (never taught to end there).
     """
 
-    data: Choice
+    data: Source
     epochs: int = Field(default=3, ge=1)
     steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=8, ge=1)
@@ -159,9 +173,11 @@ class AlgorithmConfig(UpdateConfig):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _expand(cls, value: Any) -> Any:
+        if not isinstance(value, str | Mapping | pydantic.BaseModel):
+            return value
         given = {"preset": value} if isinstance(value, str) else dict(value)
         name = given.get("preset", "grpo")
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise ConfigError(unknown("algorithm preset", str(name), PRESETS))
         return PRESETS[name] | given
 
@@ -196,7 +212,7 @@ class EvalSettings(Config):
     curve_size: int = Field(default=100, ge=1)
     metric: str = "accuracy"
     temperature: float = Field(default=0.0, ge=0)
-    data: Choice | None = None
+    data: MaybeSource = None
     split: str = "test"
 
 
@@ -206,7 +222,7 @@ class TaskConfig(Config):
     seed: int = 0
     out: str = "runs/latest"
     model: ModelConfig
-    data: Choice
+    data: Source
     env: Choice
     renderer: Choice = Choice(name="chat")
     rewards: Rewards | None = None

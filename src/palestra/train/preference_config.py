@@ -13,7 +13,7 @@ from palestra.config import Config
 from palestra.errors import ConfigError, unknown
 from palestra.learn.preference import PREFERENCE_LOSSES, PreferenceLoss
 from palestra.model.lora import LoraConfig
-from palestra.train.config import Choice, ModelConfig, OptimConfig
+from palestra.train.config import Choice, MaybeSource, ModelConfig, OptimConfig, Source
 
 
 class PairSettings(OptimConfig):
@@ -26,8 +26,8 @@ class PairSettings(OptimConfig):
     at its end; a pair that would lose a whole reply is dropped. What is dropped is counted.
     """
 
-    data: Choice
-    held_out: Choice | None = None
+    data: Source
+    held_out: MaybeSource = None
     eval_every: int = Field(default=0, ge=0)
     epochs: int = Field(default=1, ge=1)
     steps: int | None = Field(default=None, ge=1)

@@ -20,6 +20,7 @@ from palestra.engine.local import LocalEngine
 from palestra.engine.rounds import Rounds
 from palestra.env import Env, make_env
 from palestra.env.base import Observation
+from palestra.errors import ConfigError
 from palestra.model.loading import LoadedModel, load_model
 from palestra.reward.base import Stateful
 from palestra.reward.build import make_rubric
@@ -111,6 +112,8 @@ def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
 
 def renderer_for(choice: Choice, loaded: LoadedModel) -> Renderer:
     """The renderer of a config, told of every id that ends the model's turn."""
+    if fixed := {"tokenizer", "extra_stop_token_ids"} & {*choice.options}:
+        raise ConfigError(f"renderer.{min(fixed)} comes from the model: leave it out")
     return make_renderer(choice.name, loaded.tokenizer, extra_stop_token_ids=loaded.stop_token_ids, **choice.options)
 
 
