@@ -20,7 +20,8 @@ from palestra.rollout.collect import collect
 from palestra.run.directory import Run
 from palestra.run.progress import Progress
 from palestra.train.config import RLConfig
-from palestra.train.rl import RLTrainer, prepare
+from palestra.train.prepare import prepare
+from palestra.train.rl import RLTrainer
 from palestra.types import Group
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ def skeleton(model: nn.Module, dtype: str, *, apart: bool = False) -> nn.Module:
     are a copy, and only those."""
     attention.check_supported(model)
     if dtype == "auto":
-        shared = {id(p): p for p in model.parameters() if not (apart and p.requires_grad)}
-        twin: nn.Module = copy.deepcopy(model, memo=dict(shared))
+        shared: dict[int, Any] = {id(p): p for p in model.parameters() if not (apart and p.requires_grad)}
+        twin: nn.Module = copy.deepcopy(model, memo=shared)
         if apart:
             twin.requires_grad_(requires_grad=False)  # what it shares does not train
     else:

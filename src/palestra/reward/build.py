@@ -133,10 +133,7 @@ def _made(name: str, reference: str, options: Mapping[str, Any], policy: LoadedM
     for option in options:
         if option not in parameters:
             raise ConfigError(f"rewards.{name}: " + unknown("option", option, parameters))
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
-    if missing:
-        raise ConfigError(f"rewards.{name}: {reference!r} needs the option {missing[0]!r}")
-    check_options(f"rewards.{name}", factory, options, ("policy",))
+    check_options(f"rewards.{name}: {reference!r}", factory, options, ("policy",))
     return factory(**options, **shown)
 
 

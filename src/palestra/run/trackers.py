@@ -65,9 +65,9 @@ class JsonlTracker:
         first: dict[str, dict[str, Any]] = {}
 
         def wanted(row: dict[str, Any]) -> bool:
-            if row["step"] != step or phase not in (None, row["phase"]):
-                return row["step"] <= step or phase not in (None, row["phase"])
-            return first.setdefault(row["phase"], row) is row
+            if row["step"] < step or phase not in (None, row["phase"]):
+                return True
+            return row["step"] == step and first.setdefault(row["phase"], row) is row
 
         gone = self._keep(wanted)
         self._file = self.path.open("a", encoding="utf-8")

@@ -215,4 +215,4 @@ async def _beside(work: Callable[[], T]) -> T:
     return result
 
 
-__all__ = ["Ahead", "Collected"]
+__all__ = ["Ahead"]

