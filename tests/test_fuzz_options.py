@@ -28,7 +28,12 @@ MISTAKES = [
     ("calculator.yaml", "eval.size", 10**30, "ask for at most 10,000,000"),
     ("calculator.yaml", "env.max_steps", "x", "env 'calculator': option max_steps = 'x': should be a valid integer"),
     ("calculator.yaml", "renderer", {"name": "plain", "tokenizer": "x"}, "renderer.tokenizer comes from the model"),
-    ("calculator.yaml", "rewards.short", {"function": "length_penalty", "target": "x"}, "rewards.short: 'length_penalty': option target"),
+    (
+        "calculator.yaml",
+        "rewards.short",
+        {"function": "length_penalty", "target": "x"},
+        "rewards.short: 'length_penalty': option target",
+    ),
     ("prefer_calculator.yaml", "prefer.held_out.count", "", "option count = '': should be a valid integer"),
     ("reward_model_calculator.yaml", "reward_model.data.count", 1e308, "option count = 1e+308"),
 ]
