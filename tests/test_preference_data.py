@@ -154,7 +154,7 @@ def test_the_hub_is_asked_for_the_split(monkeypatch: pytest.MonkeyPatch) -> None
     ("name", "given", "said"),
     [
         ("tabel", {}, "unknown preference source 'tabel': did you mean 'table'"),
-        ("arithmetic", {"cuont": 3}, "unknown option of preference source 'arithmetic': 'cuont': did you mean 'count'"),
+        ("arithmetic", {"cuont": 3}, "preference source 'arithmetic': unknown option 'cuont': did you mean 'count'"),
         ("arithmetic", {"mistake": "typo"}, "unknown mistake 'typo'"),
         ("table", {}, "give either data.path or data.hub"),
     ],

@@ -57,8 +57,8 @@ class Registry(Generic[T]):
 def check_options(
     owner: str, factory: Callable[..., Any], options: Mapping[str, Any], given: Sequence[str] = ()
 ) -> None:
-    """Refuse an option of a config that is missing, or whose value is not of the type that the factory's annotation
-    names.
+    """Refuse an option of a config that the factory does not take (with the nearest right one), that is missing, or
+    whose value is not of the type that the factory's annotation names.
 
     Checked by JSON's rules without conversions: a list fits a tuple, a whole number a float, a text no number. Left
     alone is what has no annotation that can be read, and what is no plain data, such as a function given in code.
@@ -69,7 +69,12 @@ def check_options(
     Traceback (most recent call last):
     palestra.errors.ConfigError: env 'scaled': option factor = 'two': should be a valid number
     """
-    for name, parameter in inspect.signature(factory).parameters.items():
+    parameters = inspect.signature(factory).parameters
+    known = [name for name, p in parameters.items() if p.kind not in _VARIADIC and name not in given]
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if not takes_any and (strange := next((option for option in options if option not in known), None)) is not None:
+        raise ConfigError(f"{owner}: {unknown('option', strange, known)}")
+    for name, parameter in parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind not in _VARIADIC
         if needed and name not in (*options, *given):
             raise ConfigError(f"{owner} needs the option {name!r}")

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from palestra.chat.base import Parsed, Rendered, Renderer, spans_of
 from palestra.chat.plain import PlainRenderer, PromptWarning
 from palestra.chat.template import ChatTemplateRenderer
-from palestra.errors import ConfigError, unknown
 from palestra.registry import Registry, check_options
 
 RENDERERS: Registry[Callable[..., Renderer]] = Registry("renderer")
@@ -27,10 +25,6 @@ def make_renderer(name: str, tokenizer: Any, **options: Any) -> Renderer:
     palestra.errors.ConfigError: unknown renderer 'plian': did you mean 'plain'? Known: chat, plain
     """
     make = RENDERERS[name]
-    known = list(inspect.signature(make).parameters)[1:]
-    for option in options:
-        if option not in known:
-            raise ConfigError(unknown(f"{name} renderer option", option, known))
     check_options(f"renderer {name!r}", make, options, ("tokenizer",))
     return make(tokenizer, **options)
 

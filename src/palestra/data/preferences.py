@@ -8,7 +8,6 @@ in common is then the prompt.
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -67,10 +66,6 @@ PREFERENCES: Registry[Callable[..., Sequence[Preference]]] = Registry("preferenc
 def make_preferences(name: str, *, seed: int, **options: Any) -> Sequence[Preference]:
     """The preferences of the registered source ``name``; unknown options are refused with the nearest right one."""
     factory = PREFERENCES[name]
-    known = [p for p in inspect.signature(factory).parameters if p != "seed"]
-    for option in options:
-        if option not in known:
-            raise ConfigError(unknown(f"option of preference source {name!r}:", option, known))
     check_options(f"preference source {name!r}", factory, options, ("seed",))
     found = factory(seed=seed, **options)
     if not found:

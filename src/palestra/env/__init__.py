@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from palestra.env.self_refine import SelfRefineEnv
 from palestra.env.threads import run_on_thread
 from palestra.env.tool_env import ToolEnv
 from palestra.env.tools import import_object, schema_of, tool
-from palestra.errors import ConfigError, unknown
 from palestra.registry import check_options
 
 
@@ -27,19 +25,9 @@ def make_env(name: str, **options: Any) -> Callable[[], Env]:
 
     >>> make_env("calculator", max_step=3)
     Traceback (most recent call last):
-    palestra.errors.ConfigError: unknown calculator option 'max_step': did you mean 'max_steps'? Known: max_steps
+    palestra.errors.ConfigError: env 'calculator': unknown option 'max_step': did you mean 'max_steps'? Known: max_steps
     """
     factory: EnvFactory = import_object(name) if ":" in name else ENVS[name]
-    signature = inspect.signature(factory)
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        parameters = signature.parameters.values()
-        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        wrong = next((option for option in options if option not in known), None)
-        if wrong is not None:
-            raise ConfigError(unknown(f"{name} option", wrong, known)) from error
-        raise ConfigError(f"env {name!r}: {error}") from error
     check_options(f"env {name!r}", factory, options)
     return functools.partial(factory, **options)
 
