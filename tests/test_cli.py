@@ -174,11 +174,14 @@ def group() -> dict[str, Any]:
         {"author": "env", "role": "user", "text": "2+2=", "tokens": [1], "logprobs": None, "version": None},
         {"author": "model", "role": "assistant", "text": "four", "tokens": [2], "logprobs": [-0.5], "version": 0},
     ]
-    turn = {"finish_reason": "eos", "rewards": {}, "tool_calls": 0, "spans": spans}
+    spans = [span | {"kept_logmass": None} for span in spans]
+    told = {"observation": [{"role": "user", "content": "2+2="}], "action": {"role": "assistant", "content": "four"}}
+    turn = {**told, "finish_reason": "eos", "rewards": {}, "tool_calls": 0, "spans": spans, "info": {}}
     rewards = {"accuracy": {"value": 1.0, "weight": 1.0}}
     view = {"agent": "agent", "stop": "env_terminated", "rewards": rewards, "advantage": 0.5, "turns": [turn]}
     task = {"id": "t", "prompt": "2+2=", "answer": 4, "meta": {}}
-    return {"format": 1, "draw": 0, "task": task, "episodes": [{"member": 0, "error": None, "trajectories": [view]}]}
+    episode = {"member": 0, "error": None, "trajectories": [view], "timings": {}, "info": {}}
+    return {"format": 1, "draw": 0, "task": task, "episodes": [episode]}
 
 
 def run_directory(tmp_path: Path) -> Path:

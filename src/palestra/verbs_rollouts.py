@@ -10,8 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from palestra.errors import DataError
-
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
@@ -55,20 +53,20 @@ def view(
     with _told(debug):
         from itertools import islice
 
+        from palestra.rollout.dump import group_from_dict
         from palestra.run.view import read_groups, rollouts_of, show_group
 
         file = rollouts_of(path, step) if path.is_dir() else path
         chosen = list(islice(read_groups(file), groups))
+        for number, group in enumerate(chosen, start=1):
+            group_from_dict(group, f"{file}:{number}")  # what is shown below has every field
         if html is not None:
             _write_html(html, path, file, chosen)
             return
         console = Console(highlight=False)
         console.print("+ marks what the model wrote: the tokens that are trained on", style="dim")
-        for number, group in enumerate(chosen, start=1):
-            try:
-                console.print(show_group(group))
-            except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-                raise DataError(f"{file}:{number}: {type(wrong).__name__} {wrong}; is it a rollouts file?") from wrong
+        for group in chosen:
+            console.print(show_group(group))
 
 
 def replay(
@@ -100,8 +98,5 @@ def _write_html(html: Path, path: Path, file: Path, groups: list[dict[str, Any]]
     metrics = read_metrics(path / "metrics.jsonl") if path.is_dir() else []
     stored = path / "summary.json"
     summary = read_json(stored, "remove it to have a report without it") if stored.is_file() else {}
-    try:
-        write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
-    except (KeyError, TypeError, AttributeError) as wrong:
-        raise DataError(f"{file}: {type(wrong).__name__} {wrong}; is it a rollouts file?") from wrong
+    write_report(html, title=f"{path.name}: {file.name}", summary=summary, metrics=metrics, groups=groups)
     typer.echo(f"report in {html}")
