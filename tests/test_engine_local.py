@@ -117,6 +117,46 @@ def test_tokens_and_log_probs_are_the_same_bits_whatever_else_is_in_the_batch() 
             assert logprobs_of(said).tobytes() == logprobs_of(alone[i]).tobytes(), "bit by bit"
 
 
+@pytest.mark.parametrize("heads", [(3, 3), (4, 1), (6, 2)], ids="{0[0]} heads on {0[1]}".format)
+def test_keys_are_the_same_bits_whether_decoded_or_filled_in_pieces_and_beside_whom(heads: tuple[int, int]) -> None:
+    """Long enough that torch would cut a sum over all keys, at a place that depends on the longest neighbour."""
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 128, "head_dim": 32, "vocab_size": VOCABULARY}
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        num_hidden_layers=3,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        max_position_embeddings=512,
+        **sizes,
+    )
+    model = hf.LlamaForCausalLM(config).eval()
+    asked, others = prompt(210), [prompt(n, seed=n) for n in (30, 300, 410)]
+
+    def keys(turns: Sequence[int], *, pieces: int = 4096, neighbours: Sequence[Any] = ()) -> bytes:
+        """Of the last turn's session, after prompts of these lengths that each got a token."""
+
+        async def play(engine: LocalEngine) -> None:
+            beside = [
+                asyncio.create_task(engine.sample(p, SamplingParams(40), session=f"beside {i}"))
+                for i, p in enumerate(neighbours)
+            ]
+            for n in turns:
+                await engine.sample(asked[:n], SamplingParams(1), session="s")
+            await asyncio.gather(*beside)
+
+        with engine_on(model, prefill_tokens=pieces) as engine:
+            run(play(engine))
+            at, store = engine._scheduler.sessions["s"].number, engine._store
+            held = [t[layer][at, :, : len(asked)] for t in (store.keys, store.values) for layer in sorted(t)]
+        return torch.stack(held).numpy().tobytes()
+
+    filled = keys([210])
+    assert keys([210], pieces=16) == filled
+    assert keys([210], neighbours=others) == filled
+    assert keys([40, 41, 120, 210]) == filled, "a turn's last token is decoded"
+    assert keys(range(150, 211), neighbours=others) == filled
+
+
 def test_the_seed_decides_what_is_said() -> None:
     with engine_on(make_model()) as engine:
         first, again, other = (ask(engine, prompt(5), seed=s, max_new_tokens=20) for s in (1, 1, 2))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two questions an engine is asked before it is trusted: are your log-probs those of a plain forward pass, and do
-they depend on who else is in the batch?"""
+they depend on who else is in the batch, or on how a key came into the store?"""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from palestra.engine.base import Completion, SamplingParams
 from palestra.engine.local import LocalEngine
 from palestra.errors import EngineError
 from palestra.model import attention
-from palestra.types import IntArray
+from palestra.types import FloatArray, IntArray
 
 TOLERANCE = 1e-3
 """Largest difference in float32 that is rounding; a wrong mask or a stale key shows as 0.1 and more."""
+_COUNT, _HALF = 6, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
     """max_difference: largest |log-prob − plain forward pass's| in nats. batch_invariant: whether requests got
-    the very same tokens and bits alone, together and guessed ahead."""
+    the very same tokens and bits alone, together and guessed ahead, and after a prompt that ends in what they said."""
 
     max_difference: float
     batch_invariant: bool
@@ -48,20 +49,37 @@ def sing(engine: LocalEngine, model: nn.Module) -> Canary:
             f"the engine's log-probs differ from a plain forward pass by {gap:.3g}: this model or this version of "
             "transformers does something the engine does not know; please report the model"
         )
-    same = all(
-        np.array_equal(a.tokens, b.tokens) and np.array_equal(np.asarray(a.logprobs), np.asarray(b.logprobs))
-        for other in (alone, guessed)
-        for x, y in zip(together, other, strict=True)
-        for a, b in zip(x.spans, y.spans, strict=True)
-    )
+    # Sampled tokens have their keys from decode rows; as part of a prompt they are filled.
+    greedy = asyncio.run(_play(engine, prompts, at_once=True, temperature=0.0))
+    halves = [np.concatenate([p, _tokens(c)[:_HALF]]) for p, c in zip(prompts, greedy, strict=True)]
+    filled = asyncio.run(_play(engine, halves, at_once=True, temperature=0.0, count=_COUNT - _HALF))
+    same = all(_same(a, b) for other in (alone, guessed) for a, b in zip(together, other, strict=True))
+    same = same and all(_same(a, b, _HALF) for a, b in zip(greedy, filled, strict=True))
     return Canary(gap, same)
 
 
-async def _play(engine: LocalEngine, prompts: list[IntArray], *, at_once: bool) -> list[Completion]:
+def _tokens(completion: Completion) -> IntArray:
+    return np.concatenate([span.tokens for span in completion.spans])
+
+
+def _logprobs(completion: Completion) -> FloatArray:
+    return np.concatenate([np.asarray(span.logprobs) for span in completion.spans])
+
+
+def _same(one: Completion, other: Completion, start: int = 0) -> bool:
+    """Whether ``other`` is what ``one`` says from its token ``start`` on, bit by bit."""
+    return np.array_equal(_tokens(one)[start:], _tokens(other)) and np.array_equal(
+        _logprobs(one)[start:], _logprobs(other)
+    )
+
+
+async def _play(
+    engine: LocalEngine, prompts: list[IntArray], *, at_once: bool, temperature: float = 1.0, count: int = _COUNT
+) -> list[Completion]:
     async def one(i: int) -> Completion:
         name = f"canary/{at_once}/{i}"
         try:
-            return await engine.sample(prompts[i], SamplingParams(6, seed=i), session=name)
+            return await engine.sample(prompts[i], SamplingParams(count, temperature, seed=i), session=name)
         finally:
             engine.release(name)
 
@@ -73,8 +91,7 @@ async def _play(engine: LocalEngine, prompts: list[IntArray], *, at_once: bool) 
 @torch.no_grad()
 def _gap(model: nn.Module, prompt: IntArray, completion: Completion) -> float:
     """Against the model's own attention code, which knows nothing of ours."""
-    tokens = torch.tensor(np.concatenate([prompt, *(s.tokens for s in completion.spans)]), dtype=torch.long)
-    logprobs = np.concatenate([np.asarray(s.logprobs) for s in completion.spans])
+    tokens = torch.tensor(np.concatenate([prompt, _tokens(completion)]), dtype=torch.long)
     plain = attention.hf_model(model)
     ours, training = plain.config._attn_implementation, model.training
     plain.set_attn_implementation("eager")
@@ -85,4 +102,4 @@ def _gap(model: nn.Module, prompt: IntArray, completion: Completion) -> float:
         plain.set_attn_implementation(ours)
         model.train(training)
     wanted = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(-1, tokens[len(prompt) :, None])[:, 0]
-    return float(np.abs(wanted.numpy() - logprobs).max())
+    return float(np.abs(wanted.numpy() - _logprobs(completion)).max())

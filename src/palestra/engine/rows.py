@@ -11,6 +11,9 @@ import torch
 from palestra.engine.scheduler import Decode, Schedule, Slot
 from palestra.engine.store import ROW_MULTIPLE, Block, key_length, round_up
 
+NARROW = 3
+"""Requests with at most this many rows in a pass attend together."""
+
 
 class Rows:
     """The flat rows of one pass: prefill segments, decode rows, then filling up to a multiple of 8.
@@ -50,23 +53,32 @@ class Rows:
         self.decoded = self.decoded[:wanted]
         self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
         if schedule.decodes:
-            self.blocks.append(_decode_block(schedule.decodes, first, count - 1, device))
+            self.blocks += _decode_blocks(schedule.decodes, first, count - 1, device)
 
 
-def _decode_block(decodes: list[Decode], first: int, spare: int, device: torch.device) -> Block:
-    """One slot for all twins; their draft's rows attend one after the other, each like any decode row. Where the slots
-    lie close together, the block spans all slots from the first to the last, idle ones included: a view of the store,
-    whereas picking slots one by one copies their keys, which costs more than all of attention."""
-    numbers = np.array([d.twins[0].slot.number for d in decodes])
+def _decode_blocks(decodes: list[Decode], first: int, spare: int, device: torch.device) -> Iterator[Block]:
+    """Those with long drafts apart, so that the others' rows are not padded to theirs."""
+    begins = np.cumsum([first, *(d.rows for d in decodes)])
+    classes: dict[int, list[tuple[Decode, int]]] = {}
+    for decode, begin in zip(decodes, begins[:-1].tolist(), strict=True):
+        classes.setdefault(decode.rows > NARROW, []).append((decode, begin))
+    for members in classes.values():
+        yield _decode_block(members, spare, device)
+
+
+def _decode_block(decodes: list[tuple[Decode, int]], spare: int, device: torch.device) -> Block:
+    """One slot for all twins, and their rows from ``begin`` on. Where the slots lie close together, the block spans all
+    slots from the first to the last, idle ones included: a view of the store, whereas picking slots one by one copies
+    their keys, which costs more than all of attention."""
+    numbers = np.array([d.twins[0].slot.number for d, _ in decodes])
     low, high = int(numbers.min()), int(numbers.max()) + 1
     dense = high - low <= 2 * len(decodes)
-    shape = max(d.rows for d in decodes), high - low if dense else len(decodes), 1
+    shape = high - low if dense else len(decodes), max(d.rows for d, _ in decodes)
     rows, positions = np.full(shape, spare, np.int64), np.full(shape, -1, np.int64)
-    for where, decode in zip(numbers - low if dense else range(len(decodes)), decodes, strict=True):
+    for where, (decode, begin) in zip(numbers - low if dense else range(len(decodes)), decodes, strict=True):
         last = len(decode.twins[0].slot.tokens) - 1
-        rows[: decode.rows, where, 0] = np.arange(first, first + decode.rows)
-        positions[: decode.rows, where, 0] = np.arange(last, last + decode.rows)
-        first += decode.rows
+        rows[where, : decode.rows] = np.arange(begin, begin + decode.rows)
+        positions[where, : decode.rows] = np.arange(last, last + decode.rows)
     return Block(
         slice(low, high) if dense else torch.from_numpy(numbers).to(device),
         torch.from_numpy(rows).to(device),
@@ -92,7 +104,7 @@ def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.d
             positions[i, :n] = np.arange(position, position + n)
         yield Block(
             torch.tensor([s[3] for s, _ in members], device=device),
-            torch.from_numpy(rows[None]).to(device),
-            torch.from_numpy(positions[None]).to(device),
+            torch.from_numpy(rows).to(device),
+            torch.from_numpy(positions).to(device),
             key_length(int(positions.max()) + 1),
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from palestra.model.attention import masked_softmax
@@ -21,6 +22,8 @@ from palestra.model.attention import masked_softmax
 ROW_MULTIPLE = 8
 KEY_MULTIPLE = 16
 MIN_KEYS = 64  # below 400 multiply-adds torch.bmm takes another kernel, so the choice would depend on neighbours
+SUMMED_KEYS = 128
+MIN_QUERIES = 4  # with fewer rows torch.bmm sums in another order, so a token's bits would depend on how it came
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -81,9 +84,8 @@ def _doubled(have: int, need: int) -> int:
 
 @dataclass(slots=True)
 class Block:
-    """Rows that attend to the same keys: S slots (by number, or a range), Lq rows each, R times. ``rows`` (R, S, Lq)
-    indexes the flat rows; ``positions`` (R, S, Lq) are their positions, -1 where padded; ``length``: how many keys to
-    look at. Each of the R attends by itself, so that a row's bits do not depend on how many there are."""
+    """Rows that attend together: S slots (by number, or a range), up to Lq rows each. ``rows`` (S, Lq) indexes the flat
+    rows; ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many keys to look at."""
 
     slots: Tensor | slice
     rows: Tensor
@@ -92,7 +94,7 @@ class Block:
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def hidden(self, window: int | None) -> Tensor:
-        """bool (R, S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
+        """bool (S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
         if window not in self.masks:
             keys = torch.arange(self.length, device=self.positions.device)
             query = self.positions[..., None]
@@ -100,7 +102,7 @@ class Block:
             if window is not None:
                 seen &= keys > query - window
             seen[..., 0] |= self.positions < 0  # a padded row looks at key 0, so that its softmax is finite
-            self.masks[window] = ~seen[:, :, None, None]
+            self.masks[window] = ~seen[:, None, None]
         return self.masks[window]
 
 
@@ -137,8 +139,7 @@ class SlotPlan:
         for block in self.blocks:
             keys = self.store.keys[layer][block.slots, :, : block.length]  # (S, Hkv, L, D)
             values = self.store.values[layer][block.slots, :, : block.length]
-            for rows_, hidden in zip(block.rows, block.hidden(window), strict=True):
-                out[rows_] = _grouped(flat[rows_], keys, values, hidden, scale, softcap, sinks)
+            out[block.rows] = _grouped(flat[block.rows], keys, values, block.hidden(window), scale, softcap, sinks)
         return out[None]
 
 
@@ -157,13 +158,24 @@ def _grouped(
     """
     s, lq, h, d = query.shape
     hkv = keys.shape[1]
-    q = (query * scale).transpose(1, 2).reshape(s, hkv, (h // hkv) * lq, d)
-    scores = (q @ keys.transpose(-1, -2)).view(s, hkv, h // hkv, lq, -1)
+    spare = max(0, -(-MIN_QUERIES // lq) - h // hkv)  # heads of zeros that make the product high enough
+    g = h // hkv + spare
+    q = F.pad((query * scale).transpose(1, 2).reshape(s, hkv, -1, lq, d), (0, 0, 0, 0, 0, spare))
+    scores = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(s, hkv, g, lq, -1)
     if softcap is None and sinks is None and scores.dtype == torch.float32:
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
     else:
-        sinks = sinks.view(hkv, h // hkv).flatten() if sinks is not None else None
+        sinks = F.pad(sinks.view(hkv, -1), (0, spare)).flatten() if sinks is not None else None
         seen = ~hidden[:, 0]
         weights = masked_softmax(scores.flatten(1, 2), seen, softcap=softcap, sinks=sinks).view_as(scores)
-    mixed = weights.view(s, hkv, -1, weights.shape[-1]) @ values
-    return mixed.view(s, h, lq, -1).transpose(1, 2)
+    mixed = _weighted(weights.flatten(2, 3).flatten(0, 1), values.flatten(0, 1))
+    return mixed.view(s, hkv, g, lq, -1)[:, :, : g - spare].reshape(s, h, lq, -1).transpose(1, 2)
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """weights (B, M, L) @ values (B, L, D), the sum over keys cut at fixed places: torch.bmm cuts a long one in halves,
+    at a place that depends on L and so on who else is in the batch."""
+    mixed = torch.bmm(weights[..., :SUMMED_KEYS], values[:, :SUMMED_KEYS])
+    for a in range(SUMMED_KEYS, values.shape[1], SUMMED_KEYS):
+        mixed.baddbmm_(weights[..., a : a + SUMMED_KEYS], values[:, a : a + SUMMED_KEYS])
+    return mixed
