@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from small_models import eight_samples, make_model, plain_logprobs, sample
 from torch import Tensor
 
@@ -166,6 +167,30 @@ def test_a_group_stored_as_a_tree_gives_the_log_probs_and_gradients_of_its_membe
         assert expected.grad is not None and got.grad is not None
         if float(expected.grad.norm()) > 1e-12:
             assert relative(got.grad, expected.grad) < 1e-9, name
+
+
+def test_the_gradient_of_a_long_shared_prompt_is_the_same_bits_every_time() -> None:
+    """Large enough that torch would add up the members' gradients with several threads, as they come."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    rng, sizes = np.random.default_rng(0), {"hidden_size": 192, "intermediate_size": 192, "head_dim": 64}
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(
+        hf.LlamaConfig(num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=3, vocab_size=48, **sizes)
+    )
+    beginning = rng.integers(3, 48, 300)
+    samples = [sample([*beginning, *rng.integers(3, 48, 60)], [0] * 300 + [1] * 60) for _ in range(8)]
+    batch = packed(samples, dtype=torch.float32, weights=[np.where(s.loss_mask, 1.0, 0.0) for s in samples])
+    assert len(batch.tokens[0]) < 8 * 360 - 7 * 300 + 60, "stored once"
+
+    def gradient() -> bytes:
+        model.zero_grad()
+        (Policy(model).logprobs(batch)[0] * batch.weights).sum().backward()
+        return b"".join(p.grad.numpy().tobytes() for p in model.parameters() if p.grad is not None)
+
+    seen = {gradient() for _ in range(8)}
+    torch.set_num_threads(threads)
+    assert len(seen) == 1
 
 
 def test_equal_members_are_computed_once() -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from palestra.learn.payments import turn_rewards
+from palestra.learn.picks import Picks
 from palestra.learn.tree import Piece, layout, shared_beginnings
 from palestra.model.attention import attend
 from palestra.types import BoolArray, FloatArray, Group, IntArray, Trajectory
@@ -186,11 +187,11 @@ def token_weights(samples: Sequence[Sample], reduction: Reduction, *, divisor: f
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Rows of the flat batch that attend together: ``query`` (S, Lq) to ``keys`` (S, Lk), both indices into
-    the flat tokens, -1 where padded."""
+    """Rows of the flat batch that attend together: ``query`` (S, Lq) to ``keys`` (S, Lk), both picked from the flat
+    tokens, -1 where padded."""
 
-    query: Tensor
-    keys: Tensor
+    query: Picks
+    keys: Picks
     causal: bool
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
@@ -201,12 +202,11 @@ class Segment:
             if self.causal and window is None:
                 self.masks[window] = None
             else:
-                q = positions[self.query.clamp(min=0)][:, :, None]
-                k = positions[self.keys.clamp(min=0)][:, None, :]
-                seen = (k <= q) & (self.keys >= 0)[:, None, :]
+                q, k = self.query(positions)[:, :, None], self.keys(positions)[:, None, :]
+                seen = (k <= q) & (self.keys.index >= 0)[:, None, :]
                 if window is not None:
                     seen &= k > q - window
-                seen[:, :, 0] |= self.query < 0  # a padded query looks somewhere, so that it stays finite
+                seen[:, :, 0] |= self.query.index < 0  # a padded query looks somewhere, so that it stays finite
                 self.masks[window] = seen[:, None]
         return self.masks[window]
 
@@ -226,7 +226,7 @@ class Batch:
     tokens: Tensor
     positions: Tensor
     segments: list[Segment]
-    unpad: Tensor
+    unpad: Picks
     predict: Tensor
     scored: Tensor
     score_at: Tensor
@@ -259,11 +259,10 @@ class Batch:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads, D)
         outs = []
         for segment in self.segments:
-            keys = segment.keys.clamp(min=0)
             mixed = attend(
-                q[segment.query.clamp(min=0)].transpose(1, 2),
-                k[keys].transpose(1, 2),
-                v[keys].transpose(1, 2),
+                segment.query(q).transpose(1, 2),
+                segment.keys(k).transpose(1, 2),
+                segment.keys(v).transpose(1, 2),
                 segment.mask(window, self.positions[0]),
                 scale=scale,
                 softcap=softcap,
@@ -271,7 +270,7 @@ class Batch:
                 dropout=dropout if self.dropout else 0.0,
             )
             outs.append(mixed.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outs)[self.unpad][None]
+        return self.unpad(torch.cat(outs))[None]
 
 
 def pack(
@@ -285,7 +284,7 @@ def pack(
     """The samples at ``indices`` as one flat micro-batch, shared prompts stored once."""
     pieces, order, row_of = layout(data.samples, indices)
     count = sum(len(p.tokens) for p in pieces)
-    segments, unpad = _segments(pieces, count)
+    segments, unpad = _segments(pieces, count, device)
     tokens = np.concatenate([p.tokens for p in pieces])
     positions = np.concatenate([np.arange(len(p.prefix), len(p.prefix) + len(p.tokens)) for p in pieces])
 
@@ -313,8 +312,8 @@ def pack(
     return Batch(
         tokens=torch.as_tensor(tokens, dtype=torch.long, device=device)[None],
         positions=torch.as_tensor(positions, dtype=torch.long, device=device)[None],
-        segments=[Segment(s.query.to(device), s.keys.to(device), s.causal) for s in segments],
-        unpad=unpad.to(device),
+        segments=segments,
+        unpad=unpad,
         predict=predicting,
         scored=scored,
         score_at=score_at,
@@ -337,7 +336,7 @@ def _not_first(sample: Sample) -> BoolArray:
     return np.arange(len(sample.tokens)) > 0
 
 
-def _segments(pieces: Sequence[Piece], count: int) -> tuple[list[Segment], Tensor]:
+def _segments(pieces: Sequence[Piece], count: int, device: torch.device | str) -> tuple[list[Segment], Picks]:
     """Pieces of like shape as padded blocks, and the index that turns their concatenation flat again."""
     buckets: dict[tuple[int, int, bool], list[Piece]] = {}
     for piece in pieces:
@@ -358,8 +357,9 @@ def _segments(pieces: Sequence[Piece], count: int) -> tuple[list[Segment], Tenso
             keys[i, : len(p.prefix) + n] = np.concatenate([np.asarray(p.prefix, np.int64), own])
             unpad[own] = at + i * lq + np.arange(n)
         at += len(members) * lq
-        segments.append(Segment(torch.from_numpy(query), torch.from_numpy(keys), not has_prefix))
-    return segments, torch.from_numpy(unpad)
+        picked, seen = (Picks(index, rows=count, device=device) for index in (query, keys))
+        segments.append(Segment(picked, seen, not has_prefix))
+    return segments, Picks(unpad, rows=at, device=device)
 
 
 def _bucket(n: int) -> int:
