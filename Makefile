@@ -15,8 +15,9 @@ BENCH = $(BIN)/python -m bench --peers $(PALESTRA_PEERS) --resume
 demo: $(VENV)/.palestra
 	$(BIN)/palestra demo
 
+# Two processes, each with one thread of torch: most tests are Python that waits for nothing.
 test: $(VENV)/.palestra-dev
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.palestra-dev
 	$(BIN)/python -m pytest -q -m slow

@@ -123,10 +123,14 @@ def test_there_are_enough_phrasings_and_some_only_in_test() -> None:
     assert len(set(TRAIN)) == len(TRAIN) >= 24
     assert len(set(TEST) - set(TRAIN)) >= 5
     assert {len(ops) for ops, _ in TRAIN} == {len(ops) for ops, _ in TEST} == {1, 2, 3}
-    train = {word_problems.problem(i, 1, "train").meta["phrasing"] for i in range(1500)}
-    test = {word_problems.problem(i, 1, "test").meta["phrasing"] for i in range(1500)}
-    assert train == set(range(len(TRAIN)))
-    assert test == set(range(len(TRAIN + TEST)))
+
+
+def test_phrasings_are_dealt_each_comes_once_before_any_comes_again() -> None:
+    for split, known in (("train", TRAIN), ("test", TRAIN + TEST)):
+        shown = [word_problems.problem(i, 1, split).meta["phrasing"] for i in range(3 * len(known))]
+        rounds = [shown[at : at + len(known)] for at in range(0, len(shown), len(known))]
+        assert [sorted(r) for r in rounds] == [list(range(len(known)))] * 3
+        assert rounds[0] != rounds[1] != rounds[2] != rounds[0], "each round in an order of its own"
 
 
 def test_word_problems_have_whole_bounded_answers_and_every_operand_stands_in_the_text() -> None:

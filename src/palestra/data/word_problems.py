@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import lru_cache
 
 from palestra.data.noise import Noise
 from palestra.data.phrasings import NAMES, TEST, THINGS, TRAIN
@@ -34,17 +35,18 @@ def problem(
     """The problem at ``index``; the same arguments always give the same one.
 
     Operands are 2..``max_operand``, results 0..9999 and whole. ``test`` adds phrasings that ``train`` never shows.
+    Phrasings are dealt like cards: each comes once before any comes again, so few problems show them all.
     ``meta``: ``operations`` (names, in order), ``operands`` (the first, then one per operation), ``shape``
     (``1-step`` to ``3-step``), ``phrasing`` (its number), ``unseen`` (the phrasing occurs only in ``test``).
 
-    >>> task = problem(3)
+    >>> task = problem(6)
     >>> task.prompt, task.answer, task.meta["operations"]
-    ('Ruth shares 50 buttons equally among 10 friends. How many buttons does each friend get?', 5, ('divide',))
+    ('57 eggs are packed into bags of 3. How many bags are filled?', 19, ('divide',))
     """
     rng = random.Random(f"word_problems/{seed}/{split}/{index}")
     phrasings = [p for p in (TRAIN if split == "train" else TRAIN + TEST) if min_operations <= len(p[0]) <= operations]
-    number = rng.randrange(len(phrasings))
-    ops, text = phrasings[number]
+    round_, place = divmod(index, len(phrasings))
+    ops, text = phrasings[_dealt(f"word_problems/{seed}/{split}/round {round_}", len(phrasings))[place]]
     operands = _operands(ops, rng, max_operand)
     filled = dict(zip("abcd", operands, strict=False))
     prompt = text.format(n=rng.choice(NAMES), t=rng.choice(THINGS), **filled)
@@ -56,6 +58,13 @@ def problem(
         "unseen": (ops, text) in TEST,
     }
     return Task(f"word_problems/{split}/{seed}/{index}", prompt, results(ops, operands)[-1], meta)
+
+
+@lru_cache(maxsize=64)
+def _dealt(key: str, count: int) -> list[int]:
+    order = list(range(count))
+    random.Random(key).shuffle(order)
+    return order
 
 
 def results(ops: tuple[str, ...], operands: tuple[int, ...]) -> list[int]:

@@ -58,12 +58,11 @@ class Rows:
 
 def _decode_blocks(decodes: list[Decode], first: int, spare: int, device: torch.device) -> Iterator[Block]:
     """Those with long drafts apart, so that the others' rows are not padded to theirs."""
-    begins = np.cumsum([first, *(d.rows for d in decodes)])
-    classes: dict[int, list[tuple[Decode, int]]] = {}
-    for decode, begin in zip(decodes, begins[:-1].tolist(), strict=True):
-        classes.setdefault(decode.rows > NARROW, []).append((decode, begin))
-    for members in classes.values():
-        yield _decode_block(members, spare, device)
+    begins = np.cumsum([first, *(d.rows for d in decodes)]).tolist()
+    for wide in (False, True):
+        members = [(d, b) for d, b in zip(decodes, begins, strict=False) if (d.rows > NARROW) == wide]
+        if members:
+            yield _decode_block(members, spare, device)
 
 
 def _decode_block(decodes: list[tuple[Decode, int]], spare: int, device: torch.device) -> Block:

@@ -37,7 +37,7 @@ def key_length(longest: int) -> int:
 
 
 class SlotStore:
-    """Keys and values of ``slots`` sessions, each up to ``capacity`` tokens; grows by doubling.
+    """Keys and values of ``slots`` sessions, each up to ``capacity`` tokens; grows by half at least.
 
     Per layer: keys (slots, Hkv, capacity, D), values (slots, Hkv, capacity, Dv); layers appear when they
     first write, so families whose layers differ in shape need no special case. Slot 0 is scratch: rows that
@@ -51,7 +51,7 @@ class SlotStore:
 
     def reserve(self, slots: int, capacity: int) -> None:
         """Make room for slot numbers below ``slots`` and positions below ``capacity``, keeping what is stored."""
-        wanted = (_doubled(self.slots, slots), _doubled(self.capacity, key_length(capacity)))
+        wanted = _grown(self.slots, slots), round_up(_grown(self.capacity, key_length(capacity)), KEY_MULTIPLE)
         if wanted == (self.slots, self.capacity):
             return
         for table in (self.keys, self.values):
@@ -76,10 +76,8 @@ class SlotStore:
                 rows[target, :, start:end] = rows[source, :, start:end]
 
 
-def _doubled(have: int, need: int) -> int:
-    while have < need:
-        have *= 2
-    return have
+def _grown(have: int, need: int) -> int:
+    return have if have >= need else max(need, have + have // 2)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import io
@@ -195,11 +196,28 @@ def _load_gguf(path: str, dtype: torch.dtype) -> _Loaded:
         raise ModelError(f"model {path!r} is a GGUF file, which needs the package gguf; run: pip install gguf")
     folder, name = str(Path(path).parent), Path(path).name
     # The progress bar of the conversion cannot be switched off, only sent elsewhere.
-    with _told(path), redirect_stderr(io.StringIO()):
+    with _told(path), redirect_stderr(io.StringIO()), _read_once():
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, **_LOCAL)
         model = _clean(_weights(folder, dtype, gguf_file=name, **_LOCAL))
     tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """transformers reads all strings of a GGUF file three times, and makes the table of tensor names anew for every
+    module; for as long as one model loads, gguf remembers both. That is two thirds of the time."""
+    import gguf
+
+    names = [name for name in ("GGUFReader", "get_tensor_name_map") if hasattr(gguf, name)]
+    own = {name: getattr(gguf, name) for name in names}
+    try:
+        for name, made in own.items():
+            setattr(gguf, name, functools.cache(made))
+        yield
+    finally:
+        for name, made in own.items():
+            setattr(gguf, name, made)
 
 
 def _load_adapter(path: str, dtype: torch.dtype) -> _Loaded:
