@@ -171,9 +171,10 @@ def _grouped(
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """weights (B, M, L) @ values (B, L, D), the sum over keys cut at fixed places: torch.bmm cuts a long one in halves,
-    at a place that depends on L and so on who else is in the batch."""
-    mixed = torch.bmm(weights[..., :SUMMED_KEYS], values[:, :SUMMED_KEYS])
-    for a in range(SUMMED_KEYS, values.shape[1], SUMMED_KEYS):
-        mixed.baddbmm_(weights[..., a : a + SUMMED_KEYS], values[:, a : a + SUMMED_KEYS])
+    """weights (B, M, L) @ values (B, L, D). On a CPU the sum over keys is cut at fixed places: torch.bmm cuts a
+    long one in halves, at a place that depends on L and so on who else is in the batch."""
+    step = SUMMED_KEYS if values.device.type == "cpu" else values.shape[1]
+    mixed = torch.bmm(weights[..., :step], values[:, :step])
+    for at in range(step, values.shape[1], step):
+        mixed.baddbmm_(weights[..., at : at + step], values[:, at : at + step])
     return mixed
