@@ -127,3 +127,76 @@ def test_a_source_without_end_needs_a_count() -> None:
         make_source("curriculum", source="arithmetics", count=5)
     with pytest.raises(DataError, match="'steps' holds None"):
         make_source("curriculum", source="arithmetic", count=5)
+
+
+# Gates ------------------------------------------------------------------------------------------------------
+
+
+def test_a_gated_stage_lasts_until_a_step_at_its_end_passes(tmp_path: Path) -> None:
+    source = made(tmp_path, limits=[2, 4], stage_tasks=4, gate=0.75)
+    shares = [1.0, 0.5, 0.9, None, 0.75, 0.75, 1.0]
+    cursor, seen = Cursor(), []
+    for share in shares:
+        tasks, after = source.take(cursor, 3)
+        seen.append((cursor.position, cursor.stage, max(steps(tasks)) <= (2, 4, 6)[cursor.stage]))
+        cursor = source.heard(cursor, after, share)
+    # Tasks 4, 8, 12, 16 and 20 are drawn by the steps that begin at 3 (too few passed), 6 (0.9: on), 9 (nothing was
+    # scored), 15 (0.75: on) and 18 (passed, in the last stage).
+    assert [(at, stage) for at, stage, _ in seen] == [(0, 0), (3, 0), (6, 0), (9, 1), (12, 1), (15, 1), (18, 2)]
+    assert all(within for _, _, within in seen)
+    assert cursor == Cursor(0, 21, 2)
+
+
+def test_a_gated_stage_goes_through_its_pool_in_rounds_and_any_cursor_continues_exactly(tmp_path: Path) -> None:
+    source = made(tmp_path, limits=[2, 4], stage_tasks=100, gate=0.5)
+    whole = source.take(Cursor(0, 0, 1), 20)[0]
+    assert [Counter(t.id for t in whole[at : at + 5]) for at in (0, 5, 10)] == [Counter(t.id for t in TASKS[:5])] * 3
+    for at in range(21):
+        first, cursor = source.take(Cursor(0, 0, 1), at)
+        assert first + made(tmp_path, limits=[2, 4], stage_tasks=100, gate=0.5).take(cursor, 20 - at)[0] == whole
+
+
+def test_a_cursor_keeps_its_stage_and_one_written_without_has_passed_no_gate() -> None:
+    assert Cursor.from_dict(Cursor(1, 2, 3).to_dict()) == Cursor(1, 2, 3)
+    assert Cursor.from_dict({"epoch": 1, "position": 2}) == Cursor(1, 2, 0)
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.5, float("nan")])
+def test_a_gate_is_a_share(tmp_path: Path, gate: float) -> None:
+    with pytest.raises(ConfigError, match=r"data.gate is .*: a share of the episodes"):
+        made(tmp_path, gate=gate)
+
+
+def test_a_run_passes_its_gates_and_a_resumed_one_is_in_the_same_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from palestra.run.progress import Progress
+    from palestra.train import groups
+    from palestra.train.config import RLConfig
+    from palestra.train.rl import train_rl
+
+    shares = iter([0.2, 0.8, 0.8])
+    monkeypatch.setattr(groups, "success_rate", lambda *_: next(shares))
+
+    def trained(steps: int, *, resume: bool = False) -> list[float]:
+        source = {"name": "jsonl", "path": write(tmp_path)}
+        data = {"name": "curriculum", "source": source, "limits": [2, 4], "stage_tasks": 2, "gate": 0.5}
+        config = {
+            "out": str(tmp_path / "run"),
+            "model": "builtin:calculator",
+            "renderer": "plain",
+            "env": "calculator",
+            "data": data,
+            "rewards": {"format": {"function": "calculator_format"}},
+            "sampling": {"max_new_tokens": 2},
+            "algorithm": {"group_size": 2},
+            "train": {"steps": steps, "tasks_per_step": 2, "learning_rate": 1e-3},
+            "eval": {"size": 0},
+        }
+        with Progress(quiet=True) as progress:
+            train_rl(RLConfig.model_validate(config), progress=progress, resume=resume)
+        rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+        return [row["rollout/stage"] for row in rows]
+
+    assert trained(2) == [0, 0]
+    assert trained(3, resume=True) == [0, 0, 1]

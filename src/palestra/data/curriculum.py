@@ -2,6 +2,7 @@
 """Easy tasks first: by a column of the data, or by how often a model passed them.
 
 A curriculum is a function of the cursor alone, like every source: a killed run goes on with the task it would have had.
+With gates the cursor also says how many were passed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,20 @@ class CurriculumSource:
     """Stages with growing pools of tasks, each lasting ``stage_tasks`` tasks; the last one has all, and no end.
 
     pools: the tasks of each stage. Inside a stage its pool is gone through in shuffled rounds, so that no task
-    comes twice before all came once.
+    comes twice before all came once. gate: a stage then lasts until the step that draws its next ``stage_tasks``-th
+    task solves at least this share of its tasks, and begins in the middle of a round.
 
     >>> easy, hard = Task("easy", "1+1?"), Task("hard", "17*23?")
     >>> source = CurriculumSource(((easy,), (easy, hard)), stage_tasks=2)
     >>> tasks, cursor = source.take(Cursor(), 4)
     >>> [t.id for t in tasks[:2]], sorted(t.id for t in tasks[2:]), cursor
-    (['easy', 'easy'], ['easy', 'hard'], Cursor(epoch=0, position=4))
+    (['easy', 'easy'], ['easy', 'hard'], Cursor(epoch=0, position=4, stage=0))
     """
 
     pools: tuple[tuple[Task, ...], ...]
     stage_tasks: int
     seed: int = 0
+    gate: float | None = None
 
     @property
     def size(self) -> int:
@@ -50,18 +53,31 @@ class CurriculumSource:
         taken: list[Task] = []
         position, end = cursor.position, cursor.position + n
         while position < end:
-            stage = min(position // self.stage_tasks, len(self.pools) - 1)
+            gated = self.gate is not None
+            stage = min(cursor.stage if gated else position // self.stage_tasks, len(self.pools) - 1)
             pool = self.pools[stage]
-            turn, at = divmod(position - stage * self.stage_tasks, len(pool))
+            turn, at = divmod(position if gated else position - stage * self.stage_tasks, len(pool))
             order = list(range(len(pool)))
             random.Random(f"curriculum/{self.seed}/{stage}/{turn}").shuffle(order)
             left = end - position
-            if stage < len(self.pools) - 1:
+            if stage < len(self.pools) - 1 and not gated:
                 left = min(left, (stage + 1) * self.stage_tasks - position)
             part = order[at : at + left]
             taken += [pool[i] for i in part]
             position += len(part)
-        return taken, Cursor(cursor.epoch, position)
+        return taken, Cursor(cursor.epoch, position, cursor.stage)
+
+    def heard(self, before: Cursor, after: Cursor, passed: float | None) -> Cursor:
+        """The cursor behind a step, one stage further where its gate was reached and passed.
+
+        >>> source = CurriculumSource(((Task("easy", "?"),), (Task("hard", "?"),)), stage_tasks=10, gate=0.8)
+        >>> [source.heard(Cursor(0, 8), Cursor(0, end), share).stage for end, share in ((9, 1.0), (12, 0.7), (12, 0.8))]
+        [0, 0, 1]
+        """
+        reached = after.position // self.stage_tasks > before.position // self.stage_tasks
+        if self.gate is None or passed is None or passed < self.gate or not reached:
+            return after
+        return replace(after, stage=min(after.stage + 1, len(self.pools) - 1))
 
 
 def staged(
@@ -128,6 +144,7 @@ def curriculum(
     pass_rates: str | None = None,
     min_pass_rate: float = 0.0,
     max_pass_rate: float = 1.0,
+    gate: float | None = None,
     count: int | None = None,
 ) -> CurriculumSource:
     """The tasks of another source, easy ones first.
@@ -135,8 +152,9 @@ def curriculum(
     source: its name, or a mapping with its options. by: the column that says how hard a task is (``steps``,
     ``level`` …), or ``pass_rate``. pass_rates: a file of ``palestra data difficulty``; tasks outside
     ``min_pass_rate`` … ``max_pass_rate`` are left out (those never measured stay; as hard as the middle one).
-    limits, stages: see :func:`staged`. stage_tasks: tasks before the next stage begins. count: how many tasks to take
-    of a source without end. Other splits than train have no stages.
+    limits, stages: see :func:`staged`. stage_tasks: tasks before the next stage begins. gate: the share of a step's
+    episodes, 0 to 1, that must have solved their task for that; asked again after ``stage_tasks`` more. count: how many
+    tasks to take of a source without end. Other splits than train have no stages.
     """
     options = {"name": source} if isinstance(source, str) else {str(key): value for key, value in source.items()}
     if fixed := {"split", "seed"} & {*options}:
@@ -149,6 +167,8 @@ def curriculum(
     for name, value, least in (("stages", stages, 1), ("stage_tasks", stage_tasks, 1)):
         if value < least:
             raise ConfigError(f"data.{name} is {value}: at least {least}")
+    if gate is not None and not 0 < gate <= 1:
+        raise ConfigError(f"data.gate is {gate:g}: a share of the episodes, above 0 and at most 1")
     tasks = inner.take(Cursor(), size)[0]
     rates = {} if pass_rates is None else read_pass_rates(pass_rates)
     tasks = [t for t in tasks if min_pass_rate <= rates.get(t.id, min_pass_rate) <= max_pass_rate]
@@ -157,7 +177,7 @@ def curriculum(
     if split != "train":
         return CurriculumSource((tuple(tasks),), 1, seed)
     return CurriculumSource(
-        staged(tasks, _difficulty(tasks, by, rates), stages=stages, limits=limits), stage_tasks, seed
+        staged(tasks, _difficulty(tasks, by, rates), stages=stages, limits=limits), stage_tasks, seed, gate
     )
 
 

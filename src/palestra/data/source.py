@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where tasks come from: a source hands out tasks after a cursor, and the cursor lives in the checkpoint.
 
-A source holds no position of its own, so a killed run continues with the next task by loading two integers.
+A source holds no position of its own, so a killed run continues with the next task by loading three integers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from palestra.errors import DataError, unknown
 from palestra.registry import Registry, check_options
@@ -18,23 +18,25 @@ from palestra.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a source: ``position`` tasks of epoch ``epoch`` were already handed out.
+    """A place in a source: ``position`` tasks of epoch ``epoch`` were already handed out. stage: how many gates of a
+    curriculum were passed.
 
     >>> Cursor.from_dict(Cursor(2, 30).to_dict())
-    Cursor(epoch=2, position=30)
+    Cursor(epoch=2, position=30, stage=0)
     """
 
     epoch: int = 0
     position: int = 0
+    stage: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Two integers, as written into checkpoints."""
-        return {"epoch": self.epoch, "position": self.position}
+        """Three integers, as written into checkpoints."""
+        return {"epoch": self.epoch, "position": self.position, "stage": self.stage}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, int]) -> Cursor:
         """The inverse of :meth:`to_dict`."""
-        return cls(int(data["epoch"]), int(data["position"]))
+        return cls(int(data["epoch"]), int(data["position"]), int(data.get("stage", 0)))
 
 
 class TaskSource(Protocol):
@@ -48,6 +50,20 @@ class TaskSource(Protocol):
         ...
 
 
+@runtime_checkable
+class Gated(Protocol):
+    """A source that is told how its tasks went, and decides by that what comes next; with a ``gate`` of None it does
+    not care."""
+
+    @property
+    def gate(self) -> float | None: ...
+
+    def heard(self, before: Cursor, after: Cursor, passed: float | None) -> Cursor:
+        """Where the next step's tasks begin. before, after: the places before and behind this step's; passed: the
+        share of its scored episodes that solved their task, None where none was scored."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ListSource:
     """A finite list, in its own order, or reshuffled in each epoch when ``shuffle_seed`` is given.
@@ -58,7 +74,7 @@ class ListSource:
     >>> source = ListSource(tuple(Task(str(i), "?") for i in range(3)))
     >>> tasks, cursor = source.take(Cursor(), 4)
     >>> [t.id for t in tasks], cursor
-    (['0', '1', '2', '0'], Cursor(epoch=1, position=1))
+    (['0', '1', '2', '0'], Cursor(epoch=1, position=1, stage=0))
     """
 
     tasks: Sequence[Task]
@@ -101,7 +117,7 @@ class GeneratedSource:
     >>> source = GeneratedSource(lambda i: Task(f"t{i}", f"{i}+1=", i + 1))
     >>> tasks, cursor = source.take(Cursor(0, 5), 2)
     >>> [t.id for t in tasks], cursor
-    (['t5', 't6'], Cursor(epoch=0, position=7))
+    (['t5', 't6'], Cursor(epoch=0, position=7, stage=0))
     """
 
     make: Callable[[int], Task]

@@ -38,7 +38,7 @@ class StreamSource:
     >>> source = StreamSource(file.name, shuffle_seed=None, buffer=2)
     >>> tasks, cursor = source.take(Cursor(0, 4), 3)
     >>> source.size, [t.prompt for t in tasks], cursor
-    (6, ['p4', 'p5', 'p0'], Cursor(epoch=1, position=1))
+    (6, ['p4', 'p5', 'p0'], Cursor(epoch=1, position=1, stage=0))
     """
 
     def __init__(self, path: str | os.PathLike[str], *, shuffle_seed: int | None = 0, buffer: int = 10_000) -> None:

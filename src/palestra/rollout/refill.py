@@ -53,7 +53,7 @@ async def fill(
     >>> odd = lambda group: group.draw % 2 == 1
     >>> filled = asyncio.run(fill(source, Cursor(), 4, play, useful=odd, max_batches=2))
     >>> len(filled.groups), filled.batches, filled.missing, filled.cursor
-    (6, 2, 1, Cursor(epoch=0, position=6))
+    (6, 2, 1, Cursor(epoch=0, position=6, stage=0))
     """
     groups: list[Group] = []
     batches, missing = 0, wanted

@@ -54,6 +54,7 @@ METRICS: dict[str, str] = {
     "rollout/groups_missing": "groups of the step that were no use and for which no other task was drawn any more",
     "rollout/gen_batches": "times that tasks were drawn in the step; more than 1: groups were refilled",
     "rollout/groups_dropped": "groups left out because no reward in them could be used",
+    "rollout/stage": "gates of the curriculum that were passed before the step",
     "rollout/errors": "episodes excluded because of a failure of the infrastructure",
     "rollout/success_rate": "share of scored episodes that solved the task",
     "rollout/sampled_tokens": "tokens the model wrote in the step",

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from palestra.data.source import Cursor
+from palestra.data.source import Cursor, Gated
 from palestra.engine.base import Engine
 from palestra.engine.local import LocalEngine
 from palestra.learn.batch import Rows
@@ -18,7 +18,7 @@ from palestra.rollout.dump import from_line, to_line
 from palestra.rollout.failures import Failures
 from palestra.rollout.refill import Filled, fill, select
 from palestra.train.config import AlgorithmConfig, RLConfig
-from palestra.train.metrics import rollout_timings, timed
+from palestra.train.metrics import rollout_timings, success_rate, timed
 from palestra.train.setup import World
 from palestra.types import Group, Task
 
@@ -71,7 +71,11 @@ async def collect_step(
     filled = await draw_groups(config, world, sampler, step, cursor, failures=failures, timings=timings)
     loop_s = time.thread_time() - loop_began - timings["time/reward_s"]
     timings |= rollout_timings(engine.take_stats(), timings["time/rollout_s"], loop_s=loop_s)
-    return Collected(filled.groups, filled.cursor, filled.metrics(), timings, world.remembered())
+    following, metrics = filled.cursor, filled.metrics()
+    if isinstance(world.tasks, Gated) and world.tasks.gate is not None:
+        following = world.tasks.heard(cursor, following, success_rate(filled.groups, config.eval.metric))
+        metrics |= {"rollout/stage": float(cursor.stage)}
+    return Collected(filled.groups, following, metrics, timings, world.remembered())
 
 
 async def draw_groups(

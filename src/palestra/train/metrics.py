@@ -67,13 +67,19 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
     out |= {f"rollout/error/{reason}": float(count) for reason, count in sorted(failures.items())}
     if rewards:
         out |= {"train/reward": float(np.mean(rewards)), "train/reward_std": float(np.std(rewards))}
-    if metric in parts:
-        out["rollout/success_rate"] = float(np.mean([v >= 1 for v in parts[metric]]))
+    if (solved := success_rate(groups, metric)) is not None:
+        out["rollout/success_rate"] = solved
     if timings.get("time/rollout_s"):
         out["speed/sampled_tokens_per_s"] = sum(tokens) / timings["time/rollout_s"]
     if timings.get("time/update_s"):
         out["speed/trained_tokens_per_s"] = out["train/row_tokens"] / timings["time/update_s"]
     return out
+
+
+def success_rate(groups: Sequence[Group], metric: str) -> float | None:
+    """The share of the scored episodes that solved their task: whose part ``metric`` is at least 1."""
+    values = _parts([e for g in groups for e in g.episodes if e.error is None]).get(metric)
+    return float(np.mean([v >= 1 for v in values])) if values else None
 
 
 def rollout_timings(stats: EngineStats, rollout_s: float, *, loop_s: float) -> dict[str, float]:
