@@ -314,7 +314,12 @@ def rails() -> str:
     lines = ["| training | lowest | default | highest |", "|---|---|---|---|"]
     for (name, adapter), (low, usual, high) in RAILS.items():
         lines.append(f"| {name.upper()}{' with LoRA' if adapter else ''} | {low:g} | {usual:g} | {high:g} |")
-    text = "What a pretrained model usually bears; `guard` says what happens outside. Built-in models are exempt."
+    text = (
+        "What a pretrained model usually bears; `guard` says what happens outside. Built-in models are exempt. "
+        "Defaults are what the Agentic-RL chapter advises (SFT 5e-5, with LoRA 1e-4, RL 1e-6 to 1e-5). The ranges are "
+        "wider: upwards as far as the examples with SmolLM2-135M went and stayed healthy (SFT 1e-4, with LoRA 5e-4, RL "
+        "with LoRA 1e-4), downwards because a careful rate is slow rather than sick."
+    )
     return text + "\n\n" + "\n".join(lines)
 
 

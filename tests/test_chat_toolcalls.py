@@ -146,3 +146,8 @@ def test_what_is_written_is_read_back(calls: list[tuple[str, dict[str, Any]]]) -
 def test_no_text_raises(pieces: list[str]) -> None:
     parsed = parse_reply("".join(pieces))
     assert not (parsed.malformed and parsed.tool_calls)
+
+
+def test_half_a_surrogate_that_json_escapes_becomes_a_question_mark() -> None:
+    said = r'<tool_call>{"name": "f", "arguments": {"a\ud800": ["\udfff", "\ud83d\ude00"]}}</tool_call>'
+    assert parse_reply(said).tool_calls[0]["function"] == {"name": "f", "arguments": {"a?": ["?", "\U0001f600"]}}

@@ -157,6 +157,14 @@ def test_keys_are_the_same_bits_whether_decoded_or_filled_in_pieces_and_beside_w
     assert keys(range(150, 211), neighbours=others) == filled
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_rows": 0}, {"max_sessions": -1}, {"prefill_tokens": 0}, {"max_context": 1}], ids=str
+)
+def test_an_engine_that_could_never_run_a_row_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        EngineConfig(**options)
+
+
 def test_the_seed_decides_what_is_said() -> None:
     with engine_on(make_model()) as engine:
         first, again, other = (ask(engine, prompt(5), seed=s, max_new_tokens=20) for s in (1, 1, 2))

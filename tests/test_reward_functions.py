@@ -194,6 +194,27 @@ def test_calculator_rewards(texts: list[str], right: float, form: float) -> None
     assert calculator_format(trajectories=one) == [form]
 
 
+def test_what_the_calculator_does_not_read_earns_nothing_there_either() -> None:
+    """Its environment answers each of these with an error, or goes on."""
+    for text in ("<answer> \\boxed{35} </answer>", "<answer>\\boxed{３５}</answer>"):
+        one = [trajectory(turn(text))]
+        assert calculator_accuracy(trajectories=one, answer=[35]) == calculator_format(trajectories=one) == [0.0]
+    spaced = [trajectory(turn("<call> add(2,3) </call>"), turn(RIGHT))]
+    assert calculator_format(trajectories=spaced) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "right"), [(35, 1.0), (35.0, 1.0), ("35", 1.0), ("35.0", 1.0), (35.5, 0.0), ("1,035", 0.0), ("34", 0.0)]
+)
+def test_the_calculators_gold_may_be_any_number(gold: Any, right: float) -> None:
+    assert calculator_accuracy(trajectories=[trajectory(turn(RIGHT))], answer=[gold]) == [right]
+
+
+def test_a_gold_that_is_no_number_is_an_error_that_shows_it() -> None:
+    with pytest.raises(ValueError, match="the answer 'many' is no number"):
+        calculator_accuracy(trajectories=[trajectory(turn(RIGHT))], answer=["many"])
+
+
 def test_a_right_number_in_an_observation_earns_nothing() -> None:
     one = [trajectory(turn(CALL), turn("no idea", observed=f"<obs>35</obs>{RIGHT}"))]
     assert calculator_accuracy(trajectories=one, answer=[35]) == [0.0]

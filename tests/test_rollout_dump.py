@@ -117,6 +117,16 @@ def compressed(path, text):
     return path
 
 
+def test_half_a_surrogate_and_a_key_that_is_no_text_do_not_stop_a_run(tmp_path):
+    one = group()
+    odd = Episode(one.task, (), "env: \ud800", info={("a", 1): {2: "\udfff"}}, member=2)
+    write_rollouts(tmp_path / "r.jsonl.zst", [Group(one.task, 3, (*one.episodes, odd))])
+    (back,) = read_rollouts(tmp_path / "r.jsonl.zst")
+    same(Group(one.task, 3, back.episodes[:2]), one)
+    assert back.episodes[2].error == "env: \ud800"
+    assert back.episodes[2].info == {"('a', 1)": {"2": "\udfff"}}
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -39,7 +39,9 @@ class Config(pydantic.BaseModel):
     'calculator'
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True, populate_by_name=True)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, populate_by_name=True, allow_inf_nan=False
+    )
     shorthand: typing.ClassVar[str | None] = None
 
     @pydantic.model_validator(mode="before")

@@ -179,7 +179,16 @@ def _checked(function: Any, where: str) -> dict[str, Any]:
             raise _Malformed(f"{where}: its arguments are not valid JSON") from error
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise _Malformed(f'{where}: the JSON must be {{"name": "<function-name>", "arguments": {{…}}}}')
-    return {"name": name, "arguments": arguments}
+    return {"name": _whole(name), "arguments": _whole(arguments)}
+
+
+def _whole(value: Any) -> Any:
+    """JSON can escape half of a surrogate pair; no encoding has it, so a question mark stands for it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_whole(k): _whole(v) for k, v in value.items()}
+    return [_whole(v) for v in value] if isinstance(value, list) else value
 
 
 def _no_constant(name: str) -> Any:

@@ -50,10 +50,10 @@ class EngineConfig(Config):
     """
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_rows: int = 256
-    max_sessions: int = 256
-    prefill_tokens: int = 4096
-    max_context: int | None = None
+    max_rows: int = Field(default=256, ge=1)
+    max_sessions: int = Field(default=256, ge=1)
+    prefill_tokens: int = Field(default=4096, ge=1)
+    max_context: int | None = Field(default=None, ge=2)
     pack_weights: bool = True
     max_draft: int | None = Field(default=None, ge=0, le=64)
     on_update: Literal["finish", "recompute", "keep"] = "finish"

@@ -4,10 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+import pydantic
 import torch
 
 from palestra.learn.masters import MasterAdamW, has_short
+
+
+def _below_one(betas: tuple[float, float]) -> tuple[float, float]:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError("each beta is at least 0 and below 1")
+    return betas
+
+
+Betas = Annotated[tuple[float, float], pydantic.AfterValidator(_below_one)]
+"""AdamW's decay rates of its two moments, as a config has them."""
 
 FUSED_ON = ("cpu", "cuda", "mps")
 """Where torch has AdamW as one kernel; elsewhere it is a dozen passes over the weights and their moments."""

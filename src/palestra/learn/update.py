@@ -59,7 +59,7 @@ class UpdateConfig(Config):
     """
 
     advantage: str = "group_zscore"
-    advantage_eps: float = 1e-4
+    advantage_eps: float = Field(default=1e-4, ge=0)
     whiten_advantages: bool = False
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)

@@ -10,23 +10,32 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from palestra.reward.answers import to_number
 from palestra.reward.base import REWARDS
 from palestra.types import Trajectory
 
-ANSWER = re.compile(r"<answer>\s*\\boxed\{\s*(-?\d+)\s*\}\s*</answer>")
-CALL = re.compile(r"<call>\s*[A-Za-z_]+\(\s*-?\d+\s*,\s*-?\d+\s*\)\s*</call>")
+# What the environment reads as an answer and as a call.
+ANSWER = re.compile(r"<answer>\\boxed\{(-?[0-9]{1,100})\}</answer>")
+CALL = re.compile(r"<call>\w+\(\s*-?[0-9]{1,100}\s*,\s*-?[0-9]{1,100}\s*\)</call>")
 
 
 @REWARDS.register("calculator_accuracy")
 def calculator_accuracy(trajectories: Sequence[Trajectory], answer: Sequence[Any], **_: Any) -> list[float | None]:
     """1.0 when the last turn gives exactly one answer and it is the right number, else 0.0."""
-    return [float(given_answer(t) == int(gold)) for t, gold in zip(trajectories, answer, strict=True)]
+    return [float(_equal(given_answer(t), gold)) for t, gold in zip(trajectories, answer, strict=True)]
 
 
 @REWARDS.register("calculator_format")
 def calculator_format(trajectories: Sequence[Trajectory], **_: Any) -> list[float | None]:
     """1.0 when the episode ends with exactly one well-formed answer and every call before it is well formed."""
     return [float(_kept_form(t)) for t in trajectories]
+
+
+def _equal(given: int | None, gold: Any) -> bool:
+    right = gold if isinstance(gold, int | float) else to_number(str(gold))
+    if right is None:
+        raise ValueError(f"the answer {gold!r} is no number")
+    return given == right
 
 
 def given_answer(trajectory: Trajectory) -> int | None:

@@ -66,7 +66,11 @@ def to_line(group: Group, advantages: Advantages | None = None) -> str:
     >>> from_line(to_line(Group(Task("t1", "2+2?", 4), 7, ()))).id
     '7:t1'
     """
-    return json.dumps(group_to_dict(group, advantages), ensure_ascii=False, default=_plain)
+    data = group_to_dict(group, advantages)
+    try:
+        return json.dumps(data, ensure_ascii=False, default=_plain)
+    except TypeError:  # a key that is no text
+        return json.dumps(_named(data), ensure_ascii=False, default=_plain)
 
 
 def from_line(line: str, where: str = "rollouts") -> Group:
@@ -86,7 +90,8 @@ def write_rollouts(
     try:
         with aside.open("wb") as raw, zstandard.ZstdCompressor(level=6).stream_writer(raw) as out:
             for group, share in zip(groups, shares, strict=True):
-                out.write(to_line(group, share).encode() + b"\n")
+                # Half a surrogate, which no encoding has, becomes the escape that JSON has for it.
+                out.write(to_line(group, share).encode("utf-8", "backslashreplace") + b"\n")
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -192,6 +197,13 @@ def _span_from_dict(data: Mapping[str, Any]) -> Span:
 def _short(values: npt.NDArray[np.float32] | None) -> list[float] | None:
     """float32 numbers in their shortest form that reads back to the same float32: half the bytes of a double's."""
     return None if values is None else [float(str(v)) for v in values]
+
+
+def _named(value: Any) -> Any:
+    """The same with every key as JSON can have it: text and numbers as they are, others as their repr."""
+    if isinstance(value, Mapping):
+        return {k if k is None or isinstance(k, str | int | float) else repr(k): _named(v) for k, v in value.items()}
+    return [_named(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:

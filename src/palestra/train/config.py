@@ -15,6 +15,7 @@ from palestra.engine.openai import EndpointConfig
 from palestra.errors import ConfigError, unknown
 from palestra.eval.settings import Measures
 from palestra.learn.klcontrol import KLControlConfig
+from palestra.learn.optim import Betas
 from palestra.learn.update import UpdateConfig
 from palestra.model.lora import LoraConfig
 from palestra.rollout.episode import Limits, SamplingConfig
@@ -90,7 +91,7 @@ class OptimConfig(Config):
     learning_rate: float | None = Field(default=None, gt=0)
     warmup_ratio: float = Field(default=0.1, ge=0, le=1)
     weight_decay: float = Field(default=0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     compute_dtype: Dtype = "float32"
     gradient_checkpointing: bool = False
     max_nonfinite: int = Field(default=3, ge=1)
@@ -366,9 +367,9 @@ class EvalConfig(TaskConfig):
 RAILS: dict[tuple[str, bool], tuple[float, float, float]] = {
     # (kind, adapter) → (lowest, default, highest) learning rate a pretrained model bears
     ("sft", False): (1e-6, 5e-5, 1e-4),
-    ("sft", True): (1e-5, 1e-4, 1e-3),
+    ("sft", True): (1e-5, 1e-4, 5e-4),
     ("rl", False): (1e-7, 1e-6, 1e-5),
-    ("rl", True): (1e-6, 1e-5, 5e-4),
+    ("rl", True): (1e-6, 1e-5, 1e-4),
 }
 
 
