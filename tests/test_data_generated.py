@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from palestra.data import arithmetic, word_problems
+from palestra.data.dialogues import make_dialogues
 from palestra.data.noise import Noise, Slips
 from palestra.data.phrasings import TEST, TRAIN
 from palestra.data.source import Cursor, make_source
@@ -117,6 +118,12 @@ def test_noise_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'stop_early'"):
         Noise.from_dict({"left-add": {"stop_erly": 0.5}})
     assert Noise.from_dict({"other": {"operand": 0.25}}).slips("anything") == Slips(operand=0.25)
+
+
+@pytest.mark.parametrize(("source", "shape"), [("arithmetic", "lft-add"), ("word_problems", "2-steps")])
+def test_noise_on_a_shape_that_no_problem_has_is_refused(source: str, shape: str) -> None:
+    with pytest.raises(ConfigError, match=f"noise: .*shape '{shape}'.*did you mean"):
+        make_dialogues(source, seed=0, count=1, noise={shape: {"wrong_answer": 0.5}})
 
 
 def test_there_are_enough_phrasings_and_some_only_in_test() -> None:

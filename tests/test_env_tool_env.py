@@ -234,6 +234,40 @@ def test_a_method_that_hangs_ends_its_environment() -> None:
     assert result.tool_calls == 1
 
 
+def test_static_and_class_methods_are_tools_in_either_order_of_the_decorators() -> None:
+    class Many(ToolEnv):
+        name = "many"
+
+        @staticmethod
+        @tool
+        def a(x: int) -> int:
+            return x + 1
+
+        @tool
+        @staticmethod
+        def b(x: int) -> int:
+            return x + 2
+
+        @classmethod
+        @tool
+        def c(cls, x: int) -> str:
+            return f"{cls.name}{x}"
+
+        @tool
+        @classmethod
+        def d(cls, x: int) -> str:
+            return f"{cls.name}{x}"
+
+        @staticmethod
+        def unmarked(x: int) -> int:
+            return x
+
+    env = Many()
+    assert list(env.tools) == ["a", "b", "c", "d"]
+    assert contents(act(env, *(call(name, x=1) for name in "abcd"))) == ["2", "3", "many1", "many1"]
+    assert [env.tools[name].stateful for name in "abcd"] == [False, False, True, True]
+
+
 def test_mistakes_of_configuration_are_told_at_construction() -> None:
     with pytest.raises(ConfigError, match="without tools"):
         ToolEnv()
@@ -243,6 +277,9 @@ def test_mistakes_of_configuration_are_told_at_construction() -> None:
         ToolEnv("math:gcd")
     with pytest.raises(ConfigError, match="timeout_s > 0"):
         ToolEnv([note], timeout_s=0)
+    for endless in (float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="finite"):
+            ToolEnv([note], timeout_s=endless)
 
 
 def test_tools_can_be_named_in_a_config() -> None:

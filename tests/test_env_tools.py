@@ -91,6 +91,28 @@ def test_parameters_may_have_names_that_pydantic_or_the_schema_use_itself() -> N
     assert run(odd, {"json": "j", "title": "t", "properties": 1, "_x": 2}).text == "jt12"
 
 
+def test_a_mapping_keeps_the_type_of_its_values() -> None:
+    def count(words: dict[str, int], rest: dict[str, list[int]]) -> int:
+        return sum(words.values())
+
+    assert schema_of(count)["function"]["parameters"] == {
+        "type": "object",
+        "properties": {
+            "words": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "rest": {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}}},
+        },
+        "required": ["words", "rest"],
+    }
+
+
+def test_a_parameter_may_be_called_like_the_key_of_the_schema_that_is_left_out() -> None:
+    def odd(additionalProperties: bool) -> bool:
+        return additionalProperties
+
+    properties = schema_of(odd)["function"]["parameters"]["properties"]
+    assert properties == {"additionalProperties": {"type": "boolean"}}
+
+
 def test_what_cannot_be_described_is_refused_when_the_tool_is_made() -> None:
     def star(*numbers: int) -> None: ...
     def stars(**numbers: int) -> None: ...
@@ -219,6 +241,22 @@ def test_a_tools_own_error_is_an_observation() -> None:  # et-004
     result = run(divide, {"a": 1, "b": 0})
     assert result.text.startswith("Error: ZeroDivisionError: ")
     assert (result.ran, result.failed, result.fatal) == (True, True, None)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["plain", "async"])
+def test_an_error_that_cannot_say_what_it_is_is_an_observation_too(waits: bool) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def plain() -> None:
+        raise Mute
+
+    async def later() -> None:
+        raise Mute
+
+    result = run(later if waits else plain, {})
+    assert (result.text, result.failed) == ("Error: Mute: (a message that cannot be shown)", True)
 
 
 def test_a_tool_that_wants_to_end_the_process_ends_its_call() -> None:

@@ -99,10 +99,10 @@ FAULTS = {
     "step recurses": ("step", raises(RecursionError("deep")), "env.step.RecursionError"),
     "reset raises": ("reset", raises(OSError("no port")), "env.reset.OSError"),
     "reset exits": ("reset", raises(SystemExit(1)), "env.reset.RuntimeError"),
-    "a reward that is text": ("step", lambda: StepResult(reward="much"), "env.step.ValueError"),
+    "a reward that is text": ("step", lambda: StepResult(reward="much"), "env.step.TypeError"),
     "an infinite reward": ("step", lambda: StepResult(reward=float("inf")), "env.step.ValueError"),
     "a reward that is a list": ("step", lambda: StepResult(reward={"a": [1]}), "env.step.TypeError"),
-    "messages that are numbers": ("reset", lambda: Observation((1, 2)), "renderer.TypeError"),
+    "messages that are numbers": ("reset", lambda: Observation((1, 2)), "env.reset.TypeError"),
     "a loop of its own that it closes": (
         "step",
         lambda: asyncio.get_event_loop_policy().get_event_loop().close(),

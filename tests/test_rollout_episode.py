@@ -7,6 +7,8 @@ import asyncio
 import threading
 import time
 
+import numpy as np
+import pydantic
 import pytest
 from fakes import (
     DONE,
@@ -214,6 +216,13 @@ def test_a_step_that_outlasts_the_episodes_time_is_a_timeout():
     assert (episode.stop, len(only(episode).turns)) == (StopReason.TIMEOUT, 1)
 
 
+@pytest.mark.parametrize("field", ["timeout_s", "step_timeout_s"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0])
+def test_every_time_limit_is_finite(field, value):
+    with pytest.raises(pydantic.ValidationError, match=r"finite|greater than"):
+        Limits(**{field: value})
+
+
 def test_a_generation_that_outlasts_the_episodes_time_keeps_the_turns_before_it():
     class Slow(ScriptedEngine):
         async def sample(self, prompt, params, *, session):
@@ -320,7 +329,15 @@ def test_cancellation_propagates_after_releasing_and_closing():
 
 @pytest.mark.parametrize(
     ("paid", "filed"),
-    [(0.5, {"env": 0.5}), ({"a": 1, "b": -2.0}, {"a": 1.0, "b": -2.0}), (None, {}), (0, {"env": 0.0})],
+    [
+        (0.5, {"env": 0.5}),
+        ({"a": 1, "b": -2.0}, {"a": 1.0, "b": -2.0}),
+        (None, {}),
+        (0, {"env": 0.0}),
+        (np.float32(0.5), {"env": 0.5}),
+        ({"a": np.int64(3), "b": np.array(0.25), "c": np.bool_(True)}, {"a": 3.0, "b": 0.25, "c": 1.0}),
+        (np.float32("nan"), {}),
+    ],
 )
 def test_what_the_environment_pays_is_filed_by_name(paid, filed):
     assert only(play(StepsEnv(StepResult(reward=paid, terminated=True)), [[X, END]])).turns[0].rewards == filed
@@ -330,6 +347,28 @@ def test_a_reward_that_is_nan_counts_as_not_scored_and_an_infinite_one_is_told()
     nan = StepResult(reward={"a": float("nan"), "b": 1.0}, terminated=True)
     assert only(play(StepsEnv(nan), [[X, END]])).turns[0].rewards == {"b": 1.0}
     assert "must be finite" in play(StepsEnv(StepResult(reward=float("inf"))), [[X, END]]).error
+
+
+@pytest.mark.parametrize("paid", ["1.0", {"env": "1.0"}, {"env": None}])
+def test_a_reward_that_is_no_number_is_told(paid):
+    error = play(StepsEnv(StepResult(reward=paid)), [[X, END]]).error
+    assert error.startswith("env.step: TypeError: the environment paid ") and error.endswith("a reward is a number")
+
+
+def test_content_that_is_no_text_is_told_where_it_comes_from():
+    assert play(StepsEnv(DONE, first=7), [[X, END]]).error == (
+        "env.reset: TypeError: Observation content must be text, got int"
+    )
+    parts = StepResult(said([{"type": "text", "text": "go"}]))
+    assert play(StepsEnv(parts), [[X, END]]).error == "env.step: TypeError: Observation content must be text, got list"
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_an_outage_like_any_other():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    assert play(StepsEnv(Mute()), [[X, END]]).error == "env.step: Mute: (a message that cannot be shown)"
 
 
 def test_the_dialogue_is_observations_and_actions_in_order():

@@ -416,3 +416,55 @@ def test_closing_twice_is_fine(tmp_path: Path) -> None:
     run = directory.Run.open(tmp_path / "a", Settings())
     run.close()
     run.close()
+
+
+class Other(Config):
+    seed: int = 0
+
+
+class Played(Config):
+    seed: int = 0
+    model: str = "a"
+    data: str = "easy"
+
+
+def test_a_mistake_before_anything_was_kept_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "new" / "run", tmp_path / "empty"):
+        with pytest.raises(ConfigError), Run.open(path, Settings()):
+            raise ConfigError("the reward has no such part")
+    assert names(tmp_path) == {"empty"} and not names(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kept", ["row", "checkpoint", "bug"])
+def test_what_was_logged_or_saved_stays_and_so_does_what_a_bug_leaves(tmp_path: Path, kept: str) -> None:
+    with pytest.raises((ConfigError, ZeroDivisionError)), Run.open(tmp_path / "a", Settings()) as run:
+        if kept == "row":
+            run.log(1, {"train/reward": 0.5}, phase="rl")
+        if kept == "checkpoint":
+            (run.path / "checkpoints").mkdir()
+        raise ConfigError("too late") if kept != "bug" else ZeroDivisionError
+    assert (tmp_path / "a" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (Other(), "a run whose kind is Played, not Other"),
+        (Played(seed=1), "a run whose seed is 0, not 1"),
+        (Played(model="b"), "a run of the model a, not b"),
+    ],
+    ids=["kind", "seed", "model"],
+)
+def test_a_run_is_not_gone_on_with_as_another_one(tmp_path: Path, other: Config, told: str) -> None:
+    Run.open(tmp_path / "a", Played()).close()
+    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir() if p.is_file()}
+    with pytest.raises(RunError, match=told):
+        Run.open(tmp_path / "a", other, resume=True)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir() if p.is_file()} == before
+
+
+def test_other_tasks_in_a_resumed_run_are_told(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", Played()).close()
+    with pytest.warns(UserWarning, match="goes on with another data than it began with"):
+        Run.open(tmp_path / "a", Played(data="hard"), resume=True).close()

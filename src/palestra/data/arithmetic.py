@@ -17,6 +17,7 @@ from palestra.types import Message, Task
 
 SYMBOLS = {"add": "+", "mul": "*"}
 OTHER = {"add": "mul", "mul": "add"}
+SHAPES = ("left-add", "left-mul", "right-add", "right-mul")
 HELD_OUT = 8  # one expression in this many belongs to the test split
 
 

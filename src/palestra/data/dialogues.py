@@ -41,9 +41,12 @@ def make_dialogues(name: str, *, seed: int, **options: Any) -> Sequence[Dialogue
     return factory(seed=seed, **options)
 
 
-def make_noise(noise: str | Mapping[str, Mapping[str, float]]) -> Noise:
-    """``clean``, ``default``, or a table shape → slip → probability."""
+def make_noise(noise: str | Mapping[str, Mapping[str, float]], shapes: Sequence[str]) -> Noise:
+    """``clean``, ``default``, or a table shape → slip → probability; shapes: those that the problems have."""
     if isinstance(noise, Mapping):
+        known = (*shapes, "other")
+        if (wrong := next((shape for shape in noise if shape not in known), None)) is not None:
+            raise ConfigError("noise: " + unknown("shape", str(wrong), known))
         return Noise.from_dict(noise)
     named = {"clean": Noise.clean, "default": Noise.default}
     if noise not in named:
@@ -68,7 +71,7 @@ def _arithmetic(
 ) -> list[Dialogue]:
     # Another seed than the tasks of RL: those are to be fresh problems.
     source = arithmetic.arithmetic(split="train", seed=seed + 1_000_003, max_operand=max_operand)
-    return demonstrations(source, arithmetic.demonstration, count, seed, make_noise(noise))
+    return demonstrations(source, arithmetic.demonstration, count, seed, make_noise(noise, arithmetic.SHAPES))
 
 
 @DIALOGUES.register("word_problems")
@@ -76,7 +79,7 @@ def _word_problems(
     seed: int, count: int = 200, noise: str | Mapping[str, Mapping[str, float]] = "default", max_operand: int = 99
 ) -> list[Dialogue]:
     source = word_problems.word_problems(split="train", seed=seed + 1_000_003, max_operand=max_operand)
-    return demonstrations(source, word_problems.demonstration, count, seed, make_noise(noise))
+    return demonstrations(source, word_problems.demonstration, count, seed, make_noise(noise, word_problems.SHAPES))
 
 
 @DIALOGUES.register("jsonl")

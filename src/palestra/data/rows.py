@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Row]]:
     """The objects of a JSONL file with their line numbers, from 1; blank lines are skipped."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # some editors begin a file with a mark
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, parse_line(line, f"{path}:{number}")

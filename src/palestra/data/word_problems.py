@@ -14,6 +14,7 @@ from palestra.errors import ConfigError
 from palestra.types import Message, Task
 
 LIMIT = 10_000
+SHAPES = ("1-step", "2-step", "3-step")
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,

@@ -38,6 +38,8 @@ class Action:
     (one line), or None. finish_reason: eos, stop, length or abort. A call that was cut by ``length`` is never
     parsed as a call.
     max_tool_calls: how many calls may still be executed in this episode (None = no limit).
+    step_budget_s: how long the step may take (None = no limit): a little less than ``limits.step_timeout_s``, after
+    which it is given up as a tool failure.
     """
 
     message: Message
@@ -45,6 +47,7 @@ class Action:
     malformed: str | None = None
     finish_reason: str = "eos"
     max_tool_calls: int | None = None
+    step_budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,23 @@ def harmless(error: BaseException) -> BaseException:
     meant = isinstance(error, Exception | SystemExit) and not isinstance(error, StopIteration)
     if meant and not isinstance(error, asyncio.CancelledError):
         return error
-    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told = RuntimeError(f"{type(error).__name__}: {message_of(error)}")
     told.__cause__ = error
     return told
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says of itself; foreign ones may fail at that too.
+
+    >>> class Mute(Exception):
+    ...     def __str__(self): raise RuntimeError("no words")
+    >>> message_of(ValueError("too big")), message_of(Mute())
+    ('too big', '(a message that cannot be shown)')
+    """
+    try:
+        return str(error)
+    except Exception:
+        return "(a message that cannot be shown)"
 
 
 def end_children(thread: threading.Thread) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ from palestra.types import Message, Task
 
 GRACE_S = 1.0
 """How long a tool that timed out may take to end."""
+TICK_S = 0.01
+"""With less of a turn's time left no call is begun."""
+TIME_IS_OVER = "the turn's time is over"
 
 
 @ENVS.register("tool_env")
@@ -29,6 +34,8 @@ class ToolEnv:
     cannot be read (then none of the turn's calls runs), calls beyond the episode's limit (which do not run). A
     timeout inside a method is different: the object may be half-changed, so the step reports ``tool_failure``; so
     does one of an async function that does not even end when it is cancelled.
+    The calls of a turn stay within the step's time together: the one that meets its end is stopped, which is a timeout
+    like any other, and those behind it do not run.
     A turn that the length limit cut before a complete call or answer ends the episode as truncated.
 
     >>> def add(a: int, b: int) -> int: return a + b
@@ -50,8 +57,8 @@ class ToolEnv:
     ) -> None:
         if isinstance(tools, str):
             raise ConfigError(f"tools is the text {tools!r}; give a list")
-        if timeout_s <= 0 or max_result_chars < 1:
-            raise ConfigError("a tool environment needs timeout_s > 0 and max_result_chars >= 1")
+        if not 0 < timeout_s < math.inf or max_result_chars < 1:
+            raise ConfigError("a tool environment needs timeout_s > 0, finite, and max_result_chars >= 1")
         made = [Tool.of(function) for function in (*tools, *tool_methods(self))]
         if not made:
             raise ConfigError("a tool environment without tools: give tools=[…] or mark methods with @tool")
@@ -84,7 +91,8 @@ class ToolEnv:
         if not calls:
             return StepResult(self._shown(()), terminated=not cut_off, truncated=cut_off)
         allowed = len(calls) if action.max_tool_calls is None else max(action.max_tool_calls, 0)
-        results = await self._run(calls[:allowed])
+        budget_s = math.inf if action.step_budget_s is None else action.step_budget_s
+        results = await self._run(calls[:allowed], time.monotonic() + budget_s)
         refused = "Error: the limit of tool calls is reached; this call was not executed."
         results += [ToolResult(refused, ran=False, failed=True)] * (len(calls) - len(results))
         return StepResult(
@@ -94,29 +102,40 @@ class ToolEnv:
             info={"tool_errors": sum(result.failed for result in results)},
         )
 
-    async def _run(self, calls: Sequence[Mapping[str, Any]]) -> list[ToolResult]:
+    async def _run(self, calls: Sequence[Mapping[str, Any]], deadline: float) -> list[ToolResult]:
         """The results in call order; after a fatal one the rest of a sequence is not started."""
         if self.parallel:
-            return list(await asyncio.gather(*(self._execute(call) for call in calls)))
+            return list(await asyncio.gather(*(self._execute(call, deadline) for call in calls)))
         results: list[ToolResult] = []
         for call in calls:
-            if results and results[-1].fatal:
+            if any(result.fatal for result in results):
                 results.append(ToolResult("Error: not executed after the failure.", ran=False, failed=True))
             else:
-                results.append(await self._execute(call))
+                results.append(await self._execute(call, deadline))
         return results
 
-    async def _execute(self, call: Mapping[str, Any]) -> ToolResult:
+    async def _execute(self, call: Mapping[str, Any], deadline: float) -> ToolResult:
         """One call, and its end whatever the tool does: an async one may cancel itself, or refuse to be cancelled."""
+        left = deadline - time.monotonic()
+        if left < TICK_S:
+            await asyncio.sleep(left)  # a step that a clock decided lasts as long as that clock says
+            return ToolResult(f"Error: not executed, {TIME_IS_OVER}", ran=False, failed=True)
         work = asyncio.ensure_future(execute(call, self.tools, self.timeout_s, self.max_result_chars))
+        stopped = False
         try:
-            await asyncio.wait({work}, timeout=self.timeout_s + GRACE_S)
+            await asyncio.wait({work}, timeout=min(left, self.timeout_s + GRACE_S))
+            if not work.done() and left < self.timeout_s + GRACE_S:
+                stopped = work.cancel()
+                await asyncio.wait({work}, timeout=GRACE_S)
         finally:
             work.cancel()
         name = call["function"]["name"]
         if not work.done():
-            said = f"tool {name} timed out after {self.timeout_s:g} s and does not end"
+            said = f"tool {name} timed out after {min(left, self.timeout_s):g} s and does not end"
             return ToolResult(f"Error: {said}", failed=True, fatal=said)
+        if work.cancelled() and stopped:
+            said = f"tool {name} was stopped, {TIME_IS_OVER}"
+            return ToolResult(f"Error: {said}", failed=True, fatal=said if self.tools[name].stateful else None)
         if work.cancelled():
             return ToolResult(f"Error: tool {name} was cancelled from inside", failed=True)
         return work.result()

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NotRequired, TypeVar, get_type_hints
 import pydantic
 from typing_extensions import TypedDict
 
-from palestra.env.threads import run_on_thread
+from palestra.env.threads import message_of, run_on_thread
 from palestra.errors import ConfigError, unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,8 +33,9 @@ _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Exampl
 
 
 def tool(function: F) -> F:
-    """Mark a public method of a :class:`~palestra.env.tool_env.ToolEnv` as a tool of its episodes."""
-    _MARKED.add(function)
+    """Mark a public method of a :class:`~palestra.env.tool_env.ToolEnv` as a tool of its episodes. It may be a static
+    or a class method, whichever of the two decorators comes first."""
+    _MARKED.add(_plain(function))
     return function
 
 
@@ -43,9 +44,13 @@ def tool_methods(env: object) -> list[Callable[..., Any]]:
     marked: dict[str, None] = {}
     for cls in reversed(type(env).__mro__):
         for name, member in vars(cls).items():
-            if inspect.isfunction(member) and member in _MARKED:
+            if inspect.isfunction(_plain(member)) and _plain(member) in _MARKED:
                 marked[name] = None
     return [getattr(env, name) for name in marked]
+
+
+def _plain(member: Any) -> Any:
+    return member.__func__ if isinstance(member, staticmethod | classmethod) else member
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,7 @@ async def _outcome(function: Callable[..., Any], arguments: Mapping[str, Any]) -
         return result_text(value), False
     # SystemExit: a tool that calls sys.exit() ends its call, not the run.
     except (Exception, SystemExit) as error:
-        return f"Error: {type(error).__name__}: {error}", True
+        return f"Error: {type(error).__name__}: {message_of(error)}", True
 
 
 def _arguments(function: Callable[..., Any], name: str, described: Mapping[str, str]) -> Any:
@@ -241,11 +246,12 @@ def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _tidy(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Without pydantic's titles, which only cost tokens."""
+    """Without pydantic's titles and its ``additionalProperties: false``, which only cost tokens."""
 
     def clean(value: Any, *, names: bool = False) -> Any:
         if isinstance(value, Mapping):
-            kept = {k: v for k, v in value.items() if names or k not in ("title", "additionalProperties")}
+            closed = {"additionalProperties"} if value.get("additionalProperties") is False else set()
+            kept = {k: v for k, v in value.items() if names or k not in closed | {"title"}}
             return {k: clean(v, names=k in ("properties", "$defs") and not names) for k, v in kept.items()}
         return [clean(v) for v in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 

@@ -63,6 +63,15 @@ class EvalResult:
         }
 
 
+def demand_scores(result: EvalResult, what: str) -> None:
+    """Raises DataError, with the reason where there is one, when not a single task got a value of the metric."""
+    if result.scored:
+        return
+    failed = next((e.error for g in result.groups for e in g.episodes if e.error is not None), None)
+    why = failed or f"the reward {result.metric!r} had no value; has every task an answer?"
+    raise DataError(f"{what}: none of {result.examples} held-out tasks could be scored: {why}")
+
+
 async def evaluate(
     tasks: Sequence[Task],
     rollout: Rollout,

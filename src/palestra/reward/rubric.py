@@ -19,6 +19,10 @@ from palestra.types import Author, Episode, Group, Message, RewardTerm, Trajecto
 
 RESERVED = ("prompts", "completions", "completion_ids", "trajectories", "answer", "task_id")
 
+REWARD_ERRORS = "reward_errors"
+"""Under this key an ``Episode.info`` holds what each function that failed to score the episode raised, one line by
+name. Episodes that no function failed at do not have it."""
+
 
 class RewardTypeError(RewardError, TypeError):
     """A reward function returned something that is not a list of numbers."""
@@ -42,7 +46,8 @@ class Rubric:
     """Named, weighted reward functions over the episodes of a group.
 
     functions: name → (function, weight). chat: prompts and completions are message lists instead of strings.
-    on_error: ``exclude`` (a completion whose scoring raises gets None, counted in :attr:`errors`) or ``raise``.
+    on_error: ``exclude`` (a completion whose scoring raises gets None, counted in :attr:`errors`, and what was raised
+    stands in its episode's info, :data:`REWARD_ERRORS`) or ``raise``.
     env_weights: weights of what the environment pays, by part (1.0 for a part not named). A part that is named
     here, or that any episode of the group was paid, is 0.0 for an episode that was paid nothing.
     gates: part → the part that must have passed for it to count (:mod:`palestra.reward.gates`).
@@ -96,10 +101,14 @@ class Rubric:
         views = _views(group)
         terms: list[dict[str, RewardTerm]] = self._env_terms(views)
         paid: dict[int, dict[int, dict[str, float]]] = {}
+        failures: dict[int, dict[str, str]] = {}
         if views:
             columns = _columns(group, views, self.chat)
             for name, (function, weight) in self.functions.items():
-                values = await self._values(name, function, columns, len(views))
+                failed: dict[int, str] = {}
+                values = await self._values(name, function, columns, len(views), failed)
+                for index, line in failed.items():
+                    failures.setdefault(views[index].episode, {})[name] = line
                 for view, held, (value, of_turns) in zip(views, terms, values, strict=True):
                     if name in held:
                         raise RewardError(
@@ -108,7 +117,7 @@ class Rubric:
                     held[name] = RewardTerm(value, weight)
                     for turn, earned in by_turn(name, view.last, of_turns) if of_turns is not None else ():
                         paid.setdefault(view.episode, {}).setdefault(id(turn), {})[name] = earned
-        return _with_rewards(group, views, [gated(held, self.gates) for held in terms], paid)
+        return _with_rewards(group, views, [gated(held, self.gates) for held in terms], paid, failures)
 
     def _env_terms(self, views: Sequence[View]) -> list[dict[str, RewardTerm]]:
         paid = [_payments(v.turns) for v in views]
@@ -118,8 +127,9 @@ class Rubric:
         return [{n: RewardTerm(p.get(n, 0.0), self.env_weights.get(n, 1.0)) for n in parts} for p in paid]
 
     async def _values(
-        self, name: str, function: RewardFunction, columns: Mapping[str, list[Any]], count: int
+        self, name: str, function: RewardFunction, columns: Mapping[str, list[Any]], count: int, failed: dict[int, str]
     ) -> list[Score]:
+        """A score for each completion; ``failed`` gets what was raised, by the index of the completion."""
         chosen = accepted(name, function, columns)
         try:
             returned = await self._call(function, chosen)
@@ -129,36 +139,40 @@ class Rubric:
             if self.on_error == "raise":
                 raise
             if count > 1:
-                return [await self._alone(name, function, {k: [v[i]] for k, v in chosen.items()}) for i in range(count)]
-            self._count(name, error)
+                rows = [{k: [v[i]] for k, v in chosen.items()} for i in range(count)]
+                return [await self._alone(name, function, row, i, failed) for i, row in enumerate(rows)]
+            failed[0] = self._count(name, error)
             return [(None, None)]
-        return _scores(name, self._without_failures(name, returned), count)
+        return _scores(name, self._without_failures(name, returned, failed), count)
 
-    def _without_failures(self, name: str, returned: Any) -> Any:
+    def _without_failures(self, name: str, returned: Any, failed: dict[int, str]) -> Any:
         """None in the place of each exception that a function put there for one completion."""
         if not isinstance(returned, list):
             return returned
-        for value in returned:
+        for index, value in enumerate(returned):
             if isinstance(value, UserError) or (isinstance(value, Exception) and self.on_error == "raise"):
                 raise value
             if isinstance(value, Exception):
-                self._count(name, value)
+                failed[index] = self._count(name, value)
         return [None if isinstance(value, Exception) else value for value in returned]
 
-    async def _alone(self, name: str, function: RewardFunction, row: Mapping[str, list[Any]]) -> Score:
+    async def _alone(
+        self, name: str, function: RewardFunction, row: Mapping[str, list[Any]], index: int, failed: dict[int, str]
+    ) -> Score:
         # The whole call failed; one completion at a time shows which of them it was.
         try:
             returned = await self._call(function, row)
         except UserError:
             raise
         except Exception as error:
-            self._count(name, error)
+            failed[index] = self._count(name, error)
             return None, None
         return _scores(name, returned, 1)[0]
 
-    def _count(self, name: str, error: Exception) -> None:
+    def _count(self, name: str, error: Exception) -> str:
         self.errors[name] += 1
         self.last_error[name] = " ".join(f"{type(error).__name__}: {error}".split())
+        return self.last_error[name]
 
     async def _call(self, function: RewardFunction, columns: Mapping[str, list[Any]]) -> Any:
         if inspect.iscoroutinefunction(function):
@@ -301,6 +315,7 @@ def _with_rewards(
     views: Sequence[View],
     terms: Sequence[Mapping[str, RewardTerm]],
     paid: Mapping[int, Mapping[int, Mapping[str, float]]],
+    failures: Mapping[int, Mapping[str, str]],
 ) -> Group:
     found: dict[tuple[int, int], Mapping[str, RewardTerm]] = {}
     for view, held in zip(views, terms, strict=True):
@@ -311,5 +326,8 @@ def _with_rewards(
             dataclasses.replace(t, rewards=found.get((index, at), t.rewards))
             for at, t in enumerate(with_payments(episode.trajectories, paid.get(index, {})))
         )
-        episodes.append(dataclasses.replace(episode, trajectories=trajectories))
+        info = {name: value for name, value in episode.info.items() if name != REWARD_ERRORS}
+        if index in failures:
+            info[REWARD_ERRORS] = dict(failures[index])
+        episodes.append(dataclasses.replace(episode, trajectories=trajectories, info=info))
     return dataclasses.replace(group, episodes=tuple(episodes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,9 @@ from palestra.chat.base import Renderer
 from palestra.config import Config
 from palestra.engine.base import Completion, Engine, SamplingParams
 from palestra.env.base import Action, Env, Observation, StepResult
+from palestra.env.threads import message_of
 from palestra.errors import PalestraError, UserError
+from palestra.rollout.answers import check_messages, rewards_of
 from palestra.rollout.journal import Clock, Seen, described, restored
 from palestra.rollout.seeds import noise_key
 from palestra.rollout.view import View
@@ -41,8 +42,13 @@ class Limits(Config):
     max_turns: int = pydantic.Field(8, ge=1)
     max_tool_calls: int = pydantic.Field(16, ge=0)
     max_tokens: int = pydantic.Field(2048, ge=1)
-    timeout_s: float = pydantic.Field(600.0, gt=0)
-    step_timeout_s: float = pydantic.Field(120.0, gt=0)
+    timeout_s: float = pydantic.Field(600.0, gt=0, allow_inf_nan=False)
+    step_timeout_s: float = pydantic.Field(120.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def step_budget_s(self) -> float:
+        """What an environment is told of ``step_timeout_s``: less, so that who keeps to it is not given up."""
+        return self.step_timeout_s - min(0.1 * self.step_timeout_s, 2.0)
 
 
 class SamplingConfig(Config):
@@ -232,7 +238,8 @@ class _Played:
         parsed = self.renderer.parse_response(sampled)
         message = parsed.message()
         allowance = self.limits.max_tool_calls - self.tool_calls
-        action = Action(message, completion.text, parsed.malformed, completion.finish_reason, allowance)
+        ended, budget_s = completion.finish_reason, self.limits.step_budget_s
+        action = Action(message, completion.text, parsed.malformed, ended, allowance, budget_s)
         result, reason = StepResult(), None
         paid: Mapping[str, float] = {}
         try:
@@ -240,19 +247,19 @@ class _Played:
                 reason = StopReason.MAX_TOOL_CALLS
             else:
                 result = await self._step(action)
-                paid = _rewards(result.reward)
+                paid = rewards_of(result.reward)
         except StepTimeout as expired:
             reason = StopReason.TIMEOUT
             if not self._over:
                 reason = StopReason.TOOL_FAILURE
                 self.info["tool_failure"] = f"env.step: {expired}"
         finally:
-            reply = (message, completion.finish_reason, paid, result.tool_calls, result.info)
+            reply = (message, ended, paid, result.tool_calls, result.info)
             turn = view.record(completion.spans, *reply)
             self.history.append(turn)
             self.sampled_tokens += turn.sampled_tokens
             self.tool_calls += result.tool_calls
-        return result, reason or self._reason(result)
+        return result, reason or self._reason(result, self._truncation(view, ended))
 
     def _refused(self, excess: int) -> bool:
         """Count calls beyond the allowance. True when the model was told of the limit before and still calls: the
@@ -263,14 +270,23 @@ class _Played:
         self.info["tool_calls_refused"] = self.info.get("tool_calls_refused", 0) + excess
         return told
 
-    def _reason(self, result: StepResult) -> StopReason | None:
+    def _truncation(self, view: View, ended: str) -> StopReason:
+        """What it means that the environment truncates. Behind a reply without an end it does so because of the limit
+        that cut this one; that of a single turn is no end of an episode, so there it is the environment's doing."""
+        if ended == "length" and len(view.prompt) + self.history[-1].sampled_tokens >= self.engine.max_context:
+            return StopReason.CONTEXT
+        if ended == "length" and self.sampled_tokens >= self.limits.max_tokens:
+            return StopReason.MAX_TOKENS
+        return StopReason.ENV_TRUNCATED
+
+    def _reason(self, result: StepResult, truncation: StopReason) -> StopReason | None:
         """Why the episode ends here, or None. The task's own end wins over every limit met in the same step."""
         if result.tool_failure is not None:
             self.info["tool_failure"] = result.tool_failure
         ends = (
             (result.terminated, StopReason.ENV_TERMINATED),
             (result.tool_failure is not None, StopReason.TOOL_FAILURE),
-            (result.truncated, StopReason.ENV_TRUNCATED),
+            (result.truncated, truncation),
             (self.tool_calls > self.limits.max_tool_calls, StopReason.MAX_TOOL_CALLS),
             (self.sampled_tokens >= self.limits.max_tokens, StopReason.MAX_TOKENS),
             (len(self.history) >= self.limits.max_turns, StopReason.MAX_TURNS),
@@ -306,15 +322,16 @@ class _Played:
             raise
 
     async def _step(self, action: Action) -> StepResult:
-        """What the environment answers. Where that took as long as its own ``timeout_s``, a clock may have decided it,
-        and it is journalled: when the step is played again the environment is asked all the same, since its state goes
-        on from there, and the first answer counts."""
+        """What the environment answers. Where that took as long as its own ``timeout_s`` (or what it was told of ours),
+        a clock may have decided it, and it is journalled: when the step is played again the environment is asked all
+        the same, since its state goes on from there, and the first answer counts."""
         turn, begin, own = len(self.history), time.monotonic(), getattr(self.env, "timeout_s", None)
+        own = min(own, self.limits.step_budget_s) if isinstance(own, int | float) else None
         result = await self._ask_env("step", StepResult, partial(self.env.step, action))
         entry = self.clock.struck(turn, "result", self._seen)
         if entry is not None and entry["limit_s"] == own:
             return restored(result, entry["result"])
-        late = isinstance(own, int | float) and time.monotonic() - begin >= own
+        late = own is not None and time.monotonic() - begin >= own
         if late and (plain := described(result)) is not None:
             self.clock.strikes(turn, "result", self._seen, limit_s=own, result=plain)
         return result
@@ -332,6 +349,9 @@ class _Played:
             raise TypeError(
                 f"{type(self.env).__name__}.{what} returned {type(answer).__name__}; it must return {kind.__name__}"
             )
+        shown: object = answer.observation if isinstance(answer, StepResult) else answer
+        if isinstance(shown, Observation):
+            check_messages(shown.messages)
         return answer
 
     def release(self) -> None:
@@ -364,15 +384,6 @@ def _late(limit_s: float) -> str:
     return f"no answer within {limit_s:g} s"
 
 
-def _rewards(paid: float | Mapping[str, float] | None) -> dict[str, float]:
-    """What the environment paid, by name. NaN counts as not scored; an infinite number is a bug worth telling."""
-    named = {"env": paid} if isinstance(paid, int | float) else dict(paid or {})
-    for name, value in named.items():
-        if math.isinf(value):
-            raise ValueError(f"the environment paid {value} as {name!r}; a reward must be finite")
-    return {name: float(value) for name, value in named.items() if not math.isnan(value)}
-
-
 def _one_line(problem: BaseException) -> str:
-    text = " ".join(str(problem).split())
+    text = " ".join(message_of(problem).split())
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

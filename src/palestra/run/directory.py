@@ -15,13 +15,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from palestra import config as configuration
-from palestra.errors import RunError
+from palestra.errors import RunError, UserError
 from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.metrics import check
 from palestra.run.trackers import Tracker, make_trackers
 
 FORMAT = 1
+_KEPT = ("checkpoints", "warmup", "summary.json", "journal.jsonl", "faults")
+"""What makes a directory worth keeping, besides logged rows."""
+_SAME = ("kind", "seed")
+_TOLD = ("data", "env", "renderer", "rewards", "lora")
 _CONDITIONS = ("versions", "threads", "dtypes")
 _PACKAGES = ("palestra", "torch", "transformers", "peft", "accelerate", "numpy")
 
@@ -40,10 +46,13 @@ class Run:
     ['config.yaml', 'metrics.jsonl', 'run.json', 'tensorboard']
     """
 
-    def __init__(self, path: Path, trackers: Iterable[Tracker], *, strict: bool = False) -> None:
+    def __init__(
+        self, path: Path, trackers: Iterable[Tracker], *, strict: bool = False, made: Sequence[Path] | None = None
+    ) -> None:
         self.path = path
         self.strict = strict
         self._trackers = tuple(trackers)
+        self._made = made  # the directories made for a new run, until something of it is worth keeping
 
     @classmethod
     def open(
@@ -59,7 +68,8 @@ class Run:
 
         trackers: extra ones by name (``wandb``, ``trackio``); JSONL and TensorBoard are always there. Raises
         RunError when the directory holds another run, other files, or cannot be written; a directory that could
-        not be set up completely is left as it was.
+        not be set up completely is left as it was, and so is one whose ``with`` block a UserError leaves before
+        anything was logged or saved: the command, put right, can have it.
         """
         path, values = Path(path), config.model_dump(mode="json")
         if resume and _begun(path):
@@ -69,7 +79,7 @@ class Run:
         try:
             write_json(path / "run.json", describe(config))
             write_text(path / "config.yaml", configuration.dump(config))
-            return cls(path, make_trackers(path, values, trackers), strict=strict)
+            return cls(path, make_trackers(path, values, trackers), strict=strict, made=made)
         except BaseException:
             _unclaim(path, made)
             raise
@@ -78,6 +88,7 @@ class Run:
         """Hand one row to every tracker. The step is explicit in every call and may go backwards (a late
         evaluation); None, NaN and infinite values are left out of the row, never written as 0."""
         check(metrics, strict=self.strict)
+        self._made = None
         with writing(self.path):
             for tracker in self._trackers:
                 tracker.log(step, metrics, phase=phase, at=time.time())
@@ -103,8 +114,11 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close()
+        mistaken = kind is not None and issubclass(kind, UserError)
+        if mistaken and self._made is not None and not any((self.path / name).exists() for name in _KEPT):
+            _unclaim(self.path, self._made)
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
@@ -124,6 +138,7 @@ def describe(config: configuration.Config) -> dict[str, Any]:
         "format": FORMAT,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": sys.argv,
+        "kind": type(config).__name__,
         "seed": config.model_dump().get("seed"),
         "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}},
         "threads": _threads(),
@@ -229,6 +244,7 @@ def _describe_resumed(path: Path, config: configuration.Config) -> None:
     bits of a number depend on and is another than last time is told in a warning."""
     info = read_run(path)
     now = describe(config)
+    _check_same(path, info, now, config.model_dump(mode="json"))
     resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", *_CONDITIONS, "git")}]
     if changed := _differences([info, *resumed][-2], now):
         warnings.warn(
@@ -238,6 +254,28 @@ def _describe_resumed(path: Path, config: configuration.Config) -> None:
         )
     write_json(path / "run.json", {**info, "resumed": resumed})
     write_text(path / "config.yaml", configuration.dump(config))
+
+
+def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run of another kind, seed or model; warn where tasks or adapter are others."""
+    for name in _SAME:
+        if then.get(name) not in (None, now[name]):
+            raise RunError(
+                f"{path} holds a run whose {name} is {then[name]}, not {now[name]}; "
+                "repeat its config or choose another out"
+            )
+    try:
+        old = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return  # nothing to compare with
+    old = old if isinstance(old, Mapping) else {}
+    models = [v["path"] if isinstance(v := c.get("model"), Mapping) and "path" in v else v for c in (old, values)]
+    if models[0] is not None and models[0] != models[1]:
+        raise RunError(
+            f"{path} holds a run of the model {models[0]}, not {models[1]}; repeat its config or choose another out"
+        )
+    if changed := [name for name in _TOLD if name in old and old[name] != values.get(name)]:
+        warnings.warn(f"{path} goes on with another {' and another '.join(changed)} than it began with", stacklevel=5)
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -316,13 +316,13 @@ def episodes_fail(look: Look) -> Finding | None:
 
 
 def updates_skipped(look: Look) -> Finding | None:
-    """Although there was something to learn."""
-    skipped = look[SKIPPED]
-    if not skipped.mostly(5, lambda v: v > 0):
+    """Although there was something to learn: other groups than such as had one reward, or none that could be used."""
+    skipped, names = look[SKIPPED], ("rollout/groups_dropped", "rollout/groups_zero_variance", "rollout/groups")
+    last = zip(*(look[name].values[-5:] for name in names), strict=False)
+    lost = sum(dropped > 0 and dropped + equal >= groups for dropped, equal, groups in last)
+    if len(skipped) < 5 or sum(v > 0 for v in skipped.values[-5:]) - lost < 4:
         return None
-    return Finding(
-        skipped.since(lambda v: v > 0), "update after update is skipped, although there is something to learn"
-    )
+    return Finding(skipped.since(bool), "update after update is skipped, although there is something to learn")
 
 
 # Supervised training ---------------------------------------------------------------------------------------

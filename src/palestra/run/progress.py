@@ -25,11 +25,12 @@ CURVES = ("train/reward", "eval/accuracy", "train/loss", "sft/loss", "prefer/los
 """What the plot shows: the first of these that the phase has reported at least twice."""
 
 ORDER = (
-    *("train/reward", "reward/", "rollout/success_rate", "eval/accuracy", "eval/format", "train/kl", "train/entropy"),
+    *("train/reward", "reward/", "rollout/success_rate", "eval/accuracy", "eval/format", "train/kl"),
+    *("rollout/sampled_tokens_mean", "speed/sampled_tokens_per_s", "train/entropy"),
     *("prefer/loss", "prefer/margin", "prefer/accuracy", "reward_model/loss", "reward_model/accuracy"),
-    *("sft/loss", "train/loss", "rollout/sampled_tokens_mean", "rollout/turns_mean", "rollout/tool_calls_mean"),
+    *("sft/loss", "train/loss", "rollout/turns_mean", "rollout/tool_calls_mean"),
     *("rollout/truncated_share", "rollout/groups_zero_variance", "train/grad_norm", "train/clip_fraction"),
-    *("train/learning_rate", "sft/learning_rate", "speed/sampled_tokens_per_s", "speed/trained_tokens_per_s"),
+    *("train/learning_rate", "sft/learning_rate", "speed/trained_tokens_per_s"),
 )
 """What the table shows, in this order; a name that ends in ``/`` stands for its family."""
 

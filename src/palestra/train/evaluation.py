@@ -16,7 +16,7 @@ from palestra.engine.openai_chat import ChatEngine, MessageRenderer, Table
 from palestra.env import make_env
 from palestra.errors import ConfigError, DataError
 from palestra.eval.compare import EPISODES, Comparison, compare, read_episodes
-from palestra.eval.evaluate import EvalResult, Scorer, evaluate
+from palestra.eval.evaluate import EvalResult, Scorer, demand_scores, evaluate
 from palestra.eval.examples import Example, examples_of
 from palestra.eval.report import write_pages
 from palestra.eval.summary import summarise
@@ -53,6 +53,7 @@ def run_eval(config: EvalConfig, *, progress: Progress) -> dict[str, Any]:
             write_rollouts(run.path / "rollouts" / "baseline.jsonl.zst", before.groups)
             earlier = list(before.groups)
         result = _play(player, progress, "evaluation")
+        demand_scores(result, "evaluation")
         metrics = eval_metrics(result)
         run.log(0, metrics, phase="eval")
         write_rollouts(run.path / EPISODES, result.groups)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,8 @@ from palestra.data.source import Cursor, Gated
 from palestra.engine.base import Engine
 from palestra.engine.local import LocalEngine
 from palestra.learn.batch import Rows
+from palestra.learn.robust import TrainingError
+from palestra.reward.rubric import REWARD_ERRORS
 from palestra.rollout.collect import collect
 from palestra.rollout.dump import from_line, to_line
 from palestra.rollout.failures import Failures
@@ -20,7 +24,7 @@ from palestra.rollout.refill import Filled, fill, select
 from palestra.train.config import AlgorithmConfig, RLConfig
 from palestra.train.metrics import rollout_timings, success_rate, timed
 from palestra.train.setup import World
-from palestra.types import Group, Task
+from palestra.types import Episode, Group, Task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,3 +134,70 @@ def learnable(groups: Sequence[Group], algorithm: AlgorithmConfig) -> Rows:
         dynamic_sampling=algorithm.dynamic_sampling,
         mask_truncated=algorithm.mask_truncated,
     )
+
+
+class RewardErrors:
+    """What reward functions raise: told once for each message (numbers in it aside), and the end of a run in which
+    nothing is scored for it.
+
+    tell: hears of it. limit: so many steps in a row of which no group was left to learn from, because rewards failed.
+
+    >>> failed = Episode(Task("t", "?"), info={REWARD_ERRORS: {"judge": "TimeoutError: no reply within 3 s"}})
+    >>> heard = RewardErrors(print)
+    >>> heard.tell([Group(failed.task, 0, (failed, failed))], "step 1")
+    reward 'judge' failed in 2 episodes of step 1, which it does not score: TimeoutError: no reply within 3 s
+    >>> heard.tell([Group(failed.task, 1, (failed, failed))], "step 2")
+    """
+
+    MESSAGES = 5
+    """So many different messages of one reward are told. Those behind them are only counted."""
+
+    def __init__(self, tell: Callable[[str], None], limit: int = 3) -> None:
+        self._say, self._limit = tell, limit
+        self._told: dict[str, set[str]] = {}
+        self._in_a_row, self._last, self._none_told = 0, "", False
+
+    def tell(self, groups: Iterable[Group], where: str) -> None:
+        """Say what is new. where: which episodes these are."""
+        times: Counter[tuple[str, str]] = Counter()
+        first: dict[tuple[str, str], str] = {}
+        for name, line in (raised for g in groups for e in g.episodes for raised in _raised(e)):
+            message = (name, re.sub(r"\d+", "0", line))
+            times[message] += 1
+            first.setdefault(message, line)
+        for (name, kind), n in times.items():
+            told = self._told.setdefault(name, set())
+            if kind in told or len(told) == self.MESSAGES:
+                continue
+            told.add(kind)
+            episodes = f"{n} episode{'s' if n > 1 else ''} of {where}"
+            more = "; further messages are not shown" if len(told) == self.MESSAGES else ""
+            self._say(f"reward {name!r} failed in {episodes}, which it does not score: {first[name, kind]}{more}")
+
+    def hear(self, step: int, groups: Sequence[Group], rows: Rows) -> None:
+        """A step's scored groups, and what was learned from them."""
+        self.tell(groups, f"step {step}")
+        every = [e for g in groups for e in g.episodes]
+        unscored = [e for e in every if e.error is None and e.reward is None]
+        failed = [e for e in unscored if _raised(e)]
+        nothing = bool(groups) and rows.counts.get("groups_dropped", 0) == len(groups)
+        if not nothing or 2 * len(failed) < len(every):  # whatever else is missing, it is not for the rewards
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
+            (name, line), _ = Counter(raised for e in failed for raised in _raised(e)).most_common(1)[0]
+            self._last = f"reward {name!r} failed in {len(failed)} of the {len(every)} episodes of step {step}: {line}"
+        if nothing and not failed and 2 * len(unscored) >= len(every) and not self._none_told:
+            self._none_told = True
+            self._say(f"nothing is learned from step {step}: every reward is None in {len(unscored)} of its episodes")
+
+    def check(self) -> None:
+        """Raises TrainingError where there was nothing to learn from for ``limit`` steps in a row."""
+        if self._in_a_row >= self._limit:
+            steps = f"{self._in_a_row} steps in a row"
+            raise TrainingError(f"{self._last}; nothing was scored and learned in {steps}: mend it, then --resume")
+
+
+def _raised(episode: Episode) -> list[tuple[str, str]]:
+    """(reward function, what it raised) of an episode."""
+    return list(episode.info.get(REWARD_ERRORS, {}).items())

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from palestra.engine.stats import EngineStats
 from palestra.eval.evaluate import EvalResult
 from palestra.learn.advantage import zero_variance
 from palestra.learn.batch import Rows
+from palestra.reward.rubric import REWARD_ERRORS
 from palestra.types import Episode, Group
 
 
@@ -47,6 +50,7 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
         "train/row_tokens": float(sum(len(s.tokens) for s in rows.samples)),
         "rollout/errors": float(len(every) - len(good)),
         "rollout/rewards_missing": float(len(good) - len(rewards)),
+        "rollout/reward_errors": float(sum(REWARD_ERRORS in e.info for e in every)),
         "rollout/groups_dropped": float(rows.counts.get("groups_dropped", 0)),
         "rollout/groups_zero_variance": float(zero_variance(rows) + equal),
         "rollout/groups_discarded": float(equal),
@@ -63,6 +67,9 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
         }
         stops = Counter(e.stop.value for e in good)
         out |= {f"rollout/stop/{name}": count / len(good) for name, count in sorted(stops.items())}
+        out |= _tool_metrics(good)
+    if rewritten := sum(_counted(e.info, "rewritten") for e in good):
+        out["rollout/rewritten"] = rewritten
     failures = Counter(str(e.info["failure"]) for e in every if "failure" in e.info)
     out |= {f"rollout/error/{reason}": float(count) for reason, count in sorted(failures.items())}
     if rewards:
@@ -74,6 +81,25 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
     if timings.get("time/update_s"):
         out["speed/trained_tokens_per_s"] = out["train/row_tokens"] / timings["time/update_s"]
     return out
+
+
+def _tool_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What went wrong with tools, per episode; nothing where there were none."""
+    turns = [[turn for trajectory in e.trajectories for turn in trajectory.turns] for e in episodes]
+    refused = [_counted(e.info, "tool_calls_refused") for e in episodes]
+    if not any(refused) and not any(t.tool_calls or "tool_errors" in t.info for held in turns for t in held):
+        return {}
+    failed = [sum(_counted(turn.info, "tool_errors") for turn in held) for held in turns]
+    return {
+        "rollout/tool_errors_mean": float(np.mean(failed)),
+        "rollout/tool_calls_refused_mean": float(np.mean(refused)),
+    }
+
+
+def _counted(info: Mapping[str, Any], name: str) -> float:
+    """A count in an info, where an environment may have put anything."""
+    value = info.get(name, 0)
+    return float(value) if isinstance(value, Real) else 0.0
 
 
 def success_rate(groups: Sequence[Group], metric: str) -> float | None:

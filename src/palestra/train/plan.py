@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
+from palestra.chat import Renderer
 from palestra.config import Config, dump
 from palestra.data.dialogues import make_dialogues
+from palestra.env import Env
 from palestra.model.lora import add_lora, base_model, is_adapter, trainable_report
 from palestra.train import setup
 from palestra.train.config import EvalConfig, RLConfig, SFTConfig, SFTSettings, learning_rate
@@ -19,7 +22,7 @@ from palestra.train.prefer import steps_of as preference_steps
 from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, RewardModelConfig
 from palestra.train.reference import load_teacher
 from palestra.train.sample_config import SampleConfig
-from palestra.train.sft import steps_of
+from palestra.train.sft import dialogue_samples, steps_of
 
 _GIB = 2**30
 
@@ -114,7 +117,7 @@ def _rl(config: RLConfig) -> list[str]:
         weights = sum(p.numel() * p.element_size() for p in teacher.model.parameters())
         lines[1:1] = [f"teacher: {teacher.source}, {weights / _GIB:.1f} GiB beside the memory below"]
     if config.warmup is not None:
-        lines.insert(3, "warm-up: " + _supervised(config.warmup, config.seed, adapter, config.model.from_scratch))
+        lines.insert(3, "warm-up: " + _supervised(config.warmup, config, world.renderer, world.env_factory))
     return [*lines, *([f"warning: {warning}"] if warning else [])]
 
 
@@ -154,27 +157,33 @@ def _ahead_bytes(config: RLConfig, size: _Model) -> int:
 
 def _sft(config: SFTConfig) -> list[str]:
     loaded = setup.load(config.model)
-    setup.renderer_for(config.renderer, loaded)
-    adapter = config.lora is not None
+    renderer = setup.renderer_for(config.renderer, loaded)
     model = add_lora(loaded.model, config.lora) if config.lora is not None else loaded.model
     tokens = config.sft.micro_batch_tokens
     memory = _measure(model).training_bytes(tokens, tokens, copies=1, checkpointing=config.sft.gradient_checkpointing)
     return [
         f"model: {trainable_report(model)}",
-        _supervised(config.sft, config.seed, adapter, config.model.from_scratch),
+        _supervised(config.sft, config, renderer),
         "loss: cross-entropy of the assistant's tokens, divided by all trained tokens of the step",
         f"memory: about {memory / _GIB:.1f} GiB for an update of {tokens:,} tokens",
     ]
 
 
-def _supervised(settings: SFTSettings, seed: int, adapter: bool, from_scratch: bool) -> str:
-    dialogues = make_dialogues(settings.data.name, seed=seed, **settings.data.options)
-    rate, _ = learning_rate(settings, "sft", lora=adapter, from_scratch=from_scratch)
-    steps = steps_of(settings, len(dialogues))
-    return (
-        f"{len(dialogues):,} dialogues, {steps:,} optimiser steps of {settings.batch_size} dialogues "
-        f"at learning rate {rate:g}"
-    )
+def _supervised(
+    settings: SFTSettings,
+    config: RLConfig | SFTConfig,
+    renderer: Renderer,
+    env_factory: Callable[[], Env] | None = None,
+) -> str:
+    """The dialogues are rendered as the run will, for only then is it known which of them are too long."""
+    dialogues, said = make_dialogues(settings.data.name, seed=config.seed, **settings.data.options), list[str]()
+    how: Any = {"max_length": settings.max_length, "env_factory": env_factory, "tell": said.append}
+    kept = len(dialogue_samples(dialogues, renderer, **how))
+    adapter = config.lora is not None
+    rate, _ = learning_rate(settings, "sft", lora=adapter, from_scratch=config.model.from_scratch)
+    steps = steps_of(settings, kept)
+    told = f"{kept:,} dialogues, {steps:,} optimiser steps of {settings.batch_size} dialogues at learning rate {rate:g}"
+    return "; ".join([told, *said])
 
 
 def _prefer(config: PreferConfig) -> list[str]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from palestra.data.dialogues import make_dialogues
@@ -27,8 +27,9 @@ class Prepared:
     teacher: LoadedModel | None = None
 
 
-def prepare(config: RLConfig) -> Prepared:
-    """Load and check everything a run needs; a mistake of the user raises its UserError here."""
+def prepare(config: RLConfig, tell: Callable[[str], None] | None = None) -> Prepared:
+    """Load and check everything a run needs; a mistake of the user raises its UserError here. tell: hears which
+    demonstrations are left out."""
     began = time.perf_counter()
     loaded = setup.load(config.model)
     teacher = load_teacher(config, loaded)
@@ -40,7 +41,7 @@ def prepare(config: RLConfig) -> Prepared:
     if (settings := config.warmup) is not None:
         dialogues = make_dialogues(settings.data.name, seed=config.seed, **settings.data.options)
         samples = sft.dialogue_samples(
-            dialogues, world.renderer, max_length=settings.max_length, env_factory=world.env_factory
+            dialogues, world.renderer, max_length=settings.max_length, env_factory=world.env_factory, tell=tell
         )
     return Prepared(config, loaded, world, samples, began, teacher)
 

@@ -19,7 +19,7 @@ from typing import Any
 from palestra.data.source import Cursor
 from palestra.engine import canary
 from palestra.engine.base import Engine
-from palestra.eval.evaluate import EvalResult, evaluate
+from palestra.eval.evaluate import EvalResult, demand_scores, evaluate
 from palestra.learn.batch import Rows
 from palestra.learn.klcontrol import KLController
 from palestra.learn.update import annotate, train_step
@@ -37,7 +37,7 @@ from palestra.train.ahead import Ahead
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
 from palestra.train.faults import Faults
-from palestra.train.groups import Collected, collect_step, learnable
+from palestra.train.groups import Collected, RewardErrors, collect_step, learnable
 from palestra.train.learner import critic_state, make_learner, restore_critic
 from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, timed
 from palestra.train.prepare import Prepared, prepare
@@ -77,6 +77,7 @@ class RLTrainer:
         self.failures = Failures()
         tokens, most = config.algorithm.micro_batch_tokens, config.train.max_nonfinite
         self.faults = Faults(run.path, tokens, most, phase="rl", tell=tell)
+        self.reward_errors = RewardErrors(tell)
         self._saved = 0
         self._score: float | None = None
         control = config.algorithm.kl_control
@@ -200,6 +201,7 @@ class RLTrainer:
         self._unlogged = None
         self.progress.update(at, metrics)
         self.faults.settle(at)
+        self.reward_errors.check()
         if train.save_every and at % train.save_every == 0 and at < train.steps:
             await self.ahead.settle(at)
             self.save()
@@ -216,6 +218,7 @@ class RLTrainer:
         self._remembered = dict(batch.remembered)
         self._timings["time/step_s"] = time.perf_counter() - began
         self._dump(batch.groups, rows)
+        self.reward_errors.hear(self.steps_done, batch.groups, rows)
         timings = {**batch.timings, **self._timings}
         learned |= batch.metrics
         return learned | rollout_metrics(batch.groups, rows, self.config.eval.metric, timings)
@@ -266,11 +269,15 @@ class RLTrainer:
         await self.ahead.settle(self.steps_done)
         self.world.journal.at("rl", self.steps_done)
         result = await self._play_held_out(size)
+        self.reward_errors.tell(result.groups, f"the {phase}")
+        if not self.steps_done:
+            demand_scores(result, phase)  # later there is something to lose
         metrics = eval_metrics(result)
         self._log(self.steps_done, metrics, "rl")
         self.progress.update(1, metrics)
-        counted = result.examples - result.errors
-        self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks")
+        if result.accuracy is not None:
+            counted = result.examples - result.errors
+            self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks")
         if result.errors:
             error = next(e.error for g in result.groups for e in g.episodes if e.error is not None)
             said = f"{phase}: {result.errors} of {result.examples} episodes failed and do not count, one by {error}"
@@ -371,7 +378,7 @@ def train_rl(
 
     if not resume:
         check_free(config.out)
-    prepared = prepare(config)
+    prepared = prepare(config, partial(progress.note, warning=True))
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
         trainer = RLTrainer(prepared, run, progress=progress, resume=resume)
         if on_ready is not None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +31,7 @@ from palestra.run.directory import Run, check_free
 from palestra.run.files import writing
 from palestra.run.progress import Progress
 from palestra.train import setup
+from palestra.train.groups import RewardErrors
 from palestra.train.metrics import rollout_metrics
 from palestra.train.report import report_run
 from palestra.train.sample_config import SampleConfig
@@ -81,6 +83,7 @@ async def _play(
     settings, failures = config.sample, Failures()
     rollout = world.rollout(engine, config.sampling, purpose="sample")
     cursor = world.tasks.take(Cursor(), done)[1] if done else Cursor()
+    heard = RewardErrors(partial(progress.note, warning=True))
     while done < total:
         tasks, cursor = world.tasks.take(cursor, min(settings.save_every, total - done))
         began = time.perf_counter()
@@ -98,6 +101,7 @@ async def _play(
         timings = {"time/rollout_s": time.perf_counter() - began}
         groups = [await world.rubric.score(group) for group in sorted(played, key=lambda g: g.draw)]
         done += len(groups)
+        heard.tell(groups, f"tasks up to {done}")
         write_rollouts(run.path / "rollouts" / f"sample_{done:06d}.jsonl.zst", groups)
         metrics = rollout_metrics(groups, rows(groups, min_group=1), "accuracy", timings)
         run.log(done, metrics, phase="sample")

@@ -97,6 +97,12 @@ def load(config: ModelConfig) -> LoadedModel:
 
 def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
     """Build what surrounds the policy; every unknown name and option is refused here, before anything runs."""
+    own, whole = config.env.options.get("timeout_s"), config.limits.step_timeout_s
+    if isinstance(own, int | float) and own > whole:
+        raise ConfigError(
+            f"env.timeout_s is {own:g} and limits.step_timeout_s {whole:g}: a call would outlast the step it is part "
+            "of; lower the first or raise the second"
+        )
     renderer = renderer_for(config.renderer, loaded)
     ahead = isinstance(config, RLConfig) and config.train.max_staleness > 0  # weights change while rewards are paid
     rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain", policy=None if ahead else loaded)

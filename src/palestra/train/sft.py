@@ -43,12 +43,13 @@ def dialogue_samples(
     *,
     max_length: int,
     env_factory: Callable[[], Env] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> list[Sample]:
     """Dialogues as training rows: the mask is what the model itself would have written, end-of-turn included.
 
     With an environment, a dialogue that plays a task begins with what the environment shows for it, so warm-up
     and rollouts meet the same prompt. A dialogue longer than ``max_length`` is cut, and dropped when nothing to
-    learn is left; DataError when that leaves none.
+    learn is left, which ``tell`` hears of; DataError when that leaves none.
     """
     played = [d for d in dialogues if d.task is not None and env_factory is not None]
     shown: dict[int, Observation] = {}
@@ -56,7 +57,7 @@ def dialogue_samples(
         tasks = [d.task for d in played if d.task is not None]
         observations = asyncio.run(setup.first_observations(env_factory, tasks))
         shown = {id(d): o for d, o in zip(played, observations, strict=True)}
-    samples = []
+    samples, cut = [], 0
     for i, dialogue in enumerate(dialogues):
         messages, tools = dialogue.messages, dialogue.tools
         if (start := shown.get(id(dialogue))) is not None and dialogue.task is not None:
@@ -67,12 +68,27 @@ def dialogue_samples(
         if mask[1:].any():
             zeros = np.zeros(len(tokens), np.float32)
             samples.append(Sample(tokens, mask, zeros, np.zeros(len(tokens), np.int32), f"{i}", f"{i}", 0.0))
+            cut += len(rendered.token_ids) > max_length
     if not samples:
         raise DataError(
             f"none of the {len(dialogues)} dialogues has an assistant token within max_length={max_length}: "
             "nothing would be trained on"
         )
+    if tell is not None and (cut or len(samples) < len(dialogues)):
+        tell(_kept(len(samples), len(dialogues), cut, max_length))
     return samples
+
+
+def _kept(kept: int, of: int, cut: int, max_length: int) -> str:
+    """What became of dialogues that are too long.
+
+    >>> print(_kept(7, 9, 1, 512))
+    kept 7 of 9 dialogues, the others have no assistant token within max_length=512; 1 of those kept is cut there
+    """
+    said = f"kept {kept:,} of {of:,} dialogues"
+    if kept < of:
+        said += f", the others have no assistant token within max_length={max_length}"
+    return said + (f"; {cut:,} of those kept {'is' if cut == 1 else 'are'} cut there" if cut else "")
 
 
 def steps_of(settings: SFTSettings, dialogues: int) -> int:
@@ -162,7 +178,8 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
     loaded = setup.load(config.model)
     renderer = setup.renderer_for(config.renderer, loaded)
     dialogues = make_dialogues(config.sft.data.name, seed=config.seed, **config.sft.data.options)
-    samples = dialogue_samples(dialogues, renderer, max_length=config.sft.max_length)
+    tell = partial(progress.note, warning=True)
+    samples = dialogue_samples(dialogues, renderer, max_length=config.sft.max_length, tell=tell)
     steps = steps_of(config.sft, len(samples))
     checkpoints = Path(config.out) / "checkpoints"
     found = latest_checkpoint(checkpoints) if resume else None
@@ -171,7 +188,6 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
         policy = make_policy(model, config.sft, reference=False)
         optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
-        tell = partial(progress.note, warning=True)
         watch = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=tell)
         faults = Faults(run.path, config.sft.micro_batch_tokens, config.sft.max_nonfinite, phase="sft", tell=tell)
         done = 0
