@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from palestra.data.dialogues import make_dialogues
+from palestra.data.dialogues import make_dialogues, row_to_dialogue
 from palestra.data.gsm8k import gold, gsm8k_rows, rl_form, sft_form, steps
 from palestra.data.rows import load_jsonl
 from palestra.data.source import Cursor, make_source
@@ -57,6 +57,20 @@ def test_a_bad_row_is_told_with_file_and_line(tmp_path: Path, rows: list[Any], w
         load_jsonl(write(tmp_path / "a.jsonl", *rows))
     assert all(w in str(error.value) for w in words), str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"messages": [{"role": "user", "content": 5}, {"role": "assistant", "content": "x"}]}, "message 0.*not a int"),
+        ({"prompt": [{"role": "user", "content": "?"}], "completion": ["x"]}, "message 1: a str instead of a message"),
+        ({"prompt": "?", "completion": 4}, "message 1: its content must be a text, not a int"),
+    ],
+    ids=["number", "no message", "completion"],
+)
+def test_a_dialogue_whose_content_is_no_text_is_told(row: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError, match=rf"a.jsonl:3, {told}"):
+        row_to_dialogue(row, "a.jsonl:3")
 
 
 def test_a_missing_field_names_what_is_there_and_what_is_needed_da_002(tmp_path: Path) -> None:

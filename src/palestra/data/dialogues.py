@@ -10,7 +10,7 @@ from typing import Any
 
 from palestra.data import arithmetic, gsm8k, word_problems
 from palestra.data.noise import Noise
-from palestra.data.rows import read_jsonl
+from palestra.data.rows import check_contents, read_jsonl
 from palestra.data.source import Cursor, TaskSource
 from palestra.errors import ConfigError, DataError, unknown
 from palestra.registry import Registry, check_options
@@ -111,11 +111,13 @@ def row_to_dialogue(row: Mapping[str, Any], where: str) -> Dialogue:
             raise DataError(f"{where}: `messages` must be a list of chat messages with a role each")
         if not any(m["role"] == "assistant" for m in messages):
             raise DataError(f"{where}: no assistant message, so there is nothing to imitate")
+        check_contents(messages, where)
         return Dialogue(tuple(messages), tuple(row.get("tools") or ()))
     if "prompt" in row and "completion" in row:
         prompt, completion = row["prompt"], row["completion"]
         first = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         last = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
+        check_contents([*first, *last], where)
         return Dialogue((*first, *last), tuple(row.get("tools") or ()))
     raise DataError(
         f"{where}: needs `messages`, or `prompt` and `completion`; it has {', '.join(map(repr, row)) or 'nothing'}"

@@ -137,4 +137,17 @@ def _prompt(value: Any, where: str) -> str | tuple[Message, ...]:
     for i, message in enumerate(value):
         if not isinstance(message, dict) or message.get("role") not in ROLES or "content" not in message:
             raise DataError(f"{where}, message {i}: needs 'role' ({', '.join(ROLES)}) and 'content'")
+    check_contents(value, where)
     return tuple(value)
+
+
+def check_contents(messages: Sequence[Any], where: str) -> None:
+    """DataError, with the place, for what is no message or one whose content is no text; None and none are empty."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise DataError(
+                f"{where}, message {i}: a {type(message).__name__} instead of a message with role and content"
+            )
+        content = message.get("content")
+        if content is not None and not isinstance(content, str):
+            raise DataError(f"{where}, message {i}: its content must be a text, not a {type(content).__name__}")

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from palestra.env.threads import end_children, harmless
+from palestra.env.threads import end_children, harmless, message_of
 
 _Job = Callable[[], None]
 _Outcome = tuple[Any, BaseException | None]
@@ -211,7 +211,7 @@ class _Waiting:
         error = harmless(error)
         if isinstance(error, Exception):
             raise error
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise RuntimeError(f"{type(error).__name__}: {message_of(error)}") from error
 
     def _set(self, outcome: _Outcome) -> None:
         if not self.done.done():
