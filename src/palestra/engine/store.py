@@ -158,7 +158,8 @@ def _grouped(
     hkv = keys.shape[1]
     spare = max(0, -(-MIN_QUERIES // lq) - h // hkv)  # heads of zeros that make the product high enough
     g = h // hkv + spare
-    q = F.pad((query * scale).transpose(1, 2).reshape(s, hkv, -1, lq, d), (0, 0, 0, 0, 0, spare))
+    q = (query * scale).transpose(1, 2).reshape(s, hkv, -1, lq, d)
+    q = F.pad(q, (0, 0, 0, 0, 0, spare)) if spare else q  # padding by nothing is a copy all the same
     scores = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(s, hkv, g, lq, -1)
     if softcap is None and sinks is None and scores.dtype == torch.float32:
         weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)

@@ -14,15 +14,13 @@ from collections.abc import Callable
 
 from palestra.env.base import ENVS, Action, Observation, StepResult
 from palestra.errors import ConfigError
+from palestra.reward.calculator import ANSWER, INTEGER
 from palestra.types import Task
 
 STOP = ("</call>", "</answer>")
 
-# A hundred digits are more than any task has, and less than Python's limit for converting text to integers.
-_INTEGER = r"-?[0-9]{1,100}"
 _CALL = re.compile(r"<call>(\w+)\(([^)]*)\)</call>")
-_ARGUMENTS = re.compile(rf"\s*({_INTEGER})\s*,\s*({_INTEGER})\s*")
-_ANSWER = re.compile(rf"<answer>\\boxed\{{({_INTEGER})\}}</answer>")
+_ARGUMENTS = re.compile(rf"\s*({INTEGER})\s*,\s*({INTEGER})\s*")
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {"add": operator.add, "mul": operator.mul}
 _SHOWN = 20  # characters of a bad call that its error repeats
 
@@ -60,7 +58,7 @@ class CalculatorEnv:
         return Observation(task.messages(), stop=STOP)
 
     def step(self, action: Action) -> StepResult:
-        if answer := _ANSWER.search(action.text):
+        if answer := ANSWER.search(action.text):
             return StepResult(Observation(stop=STOP), terminated=True, info={"final": int(answer[1])})
         self.steps += 1
         result, error = _calculate(action.text)

@@ -14,9 +14,11 @@ from palestra.reward.answers import to_number
 from palestra.reward.base import REWARDS
 from palestra.types import Trajectory
 
-# What the environment reads as an answer and as a call.
-ANSWER = re.compile(r"<answer>\\boxed\{(-?[0-9]{1,100})\}</answer>")
-CALL = re.compile(r"<call>\w+\(\s*-?[0-9]{1,100}\s*,\s*-?[0-9]{1,100}\s*\)</call>")
+# What the environment reads too. A hundred digits are more than any task has, and less than Python's limit for
+# converting text to integers.
+INTEGER = r"-?[0-9]{1,100}"
+ANSWER = re.compile(rf"<answer>\\boxed\{{({INTEGER})\}}</answer>")
+CALL = re.compile(rf"<call>\w+\(\s*{INTEGER}\s*,\s*{INTEGER}\s*\)</call>")
 
 
 @REWARDS.register("calculator_accuracy")

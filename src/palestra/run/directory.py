@@ -24,7 +24,7 @@ from palestra.run.metrics import check
 from palestra.run.trackers import Tracker, make_trackers
 
 FORMAT = 1
-_KEPT = ("checkpoints", "warmup", "summary.json", "journal.jsonl", "faults")
+_KEPT = ("checkpoints", "warmup", "rollouts", "summary.json", "journal.jsonl", "faults")
 """What makes a directory worth keeping, besides logged rows."""
 _SAME = ("kind", "seed")
 _TOLD = ("data", "env", "renderer", "rewards", "lora")
