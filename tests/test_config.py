@@ -103,6 +103,28 @@ def test_an_unknown_key_that_resembles_nothing_lists_what_is_known() -> None:
     assert refusal({"zzzz": 1}, cls=Optim) == "unknown key 'zzzz' (config): known: learning_rate, name, steps"
 
 
+class Deep(Config):
+    """Sections that share a key."""
+
+    seed: int = 0
+    first: Optim = Optim()
+    second: Optim | None = None
+    inner: dict[str, Optim] = pydantic.Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"stpes": 1}, "did you mean 'first.steps' or 'second.steps'?"),  # in every section that has it
+        ({"sed": 1}, "did you mean 'seed'?"),  # here before elsewhere
+        ({"first": {"sede": 1}}, "did you mean 'seed'?"),  # elsewhere is also further up
+        ({"wheels": 1}, "known: first, inner, second, seed"),  # too far from everything
+    ],
+)
+def test_an_unknown_key_names_the_right_one_of_another_section(keys: dict[str, Any], hint: str) -> None:
+    assert refusal(keys, cls=Deep).endswith(f": {hint}")
+
+
 def test_a_key_inside_a_named_part_is_checked_but_the_parts_name_is_free() -> None:
     assert load({"parts": {"wieght": {"weight": 2}}}, [], Root).parts["wieght"].weight == 2.0
     assert "in parts.form" in refusal({"parts": {"form": {"wieght": 2}}})

@@ -14,7 +14,7 @@ from palestra.data.dialogues import make_dialogues, row_to_dialogue
 from palestra.data.gsm8k import gold, gsm8k_rows, rl_form, sft_form, steps
 from palestra.data.rows import load_jsonl
 from palestra.data.source import Cursor, make_source
-from palestra.errors import DataError
+from palestra.errors import ConfigError, DataError
 from palestra.reward.answers import is_correct
 
 
@@ -79,7 +79,60 @@ def test_a_missing_field_names_what_is_there_and_what_is_needed_da_002(tmp_path:
         load_jsonl(file)
     file = write(tmp_path / "b.jsonl", {"question": "q"})
     with pytest.raises(ValueError, match=r"b.jsonl:1.*'answer' or 'ground_truth'.*question"):
-        load_jsonl(file, needs_answer=True)
+        load_jsonl(file, needs={"answer": "reward 'accuracy'"})
+
+
+NEEDS = {"answer": "reward 'accuracy'", "level": "reward 'my:f'"}
+
+
+@pytest.mark.parametrize("name", ["jsonl", "stream", "table", "curriculum"])
+def test_a_row_without_a_field_that_a_reward_reads_is_told_with_file_line_field_and_reward(
+    name: str, tmp_path: Path
+) -> None:
+    def source(*rows: Any, needs: dict[str, str] = NEEDS) -> Any:
+        file = str(write(tmp_path / "a.jsonl", *rows))
+        if name == "curriculum":
+            return make_source(name, needs, source={"name": "jsonl", "path": file}, by="steps")
+        return make_source(name, needs, path=file)
+
+    row = {"question": "2+2?", "answer": "4", "level": 1, "steps": 2}
+    source(row, row)
+    unlevelled = {"question": "2+2?", "answer": "4", "steps": 2}
+    with pytest.raises(DataError, match=r"a.jsonl:2: no field 'level', which reward 'my:f' reads; .*answer"):
+        source(row, unlevelled)
+    source(row, unlevelled, needs={"answer": NEEDS["answer"]})
+    if name != "table":  # which is a table of answers
+        unanswered = {"question": "2+2?", "level": 1, "steps": 2}
+        told = r"a.jsonl:2: no field 'answer' or 'ground_truth', which reward 'accuracy' reads; there is: q"
+        with pytest.raises(DataError, match=told):
+            source(row, unanswered)
+        source(row, unanswered, needs={"level": NEEDS["level"]})
+
+
+@pytest.mark.parametrize("name", ["jsonl", "stream"])
+def test_a_row_may_say_that_it_has_no_answer_but_not_all_of_them(name: str, tmp_path: Path) -> None:
+    none, four = {"question": "2+2?", "answer": None}, {"question": "2+2?", "answer": "4"}
+    needs = {"answer": "reward 'accuracy'"}
+    mixed = make_source(name, needs, path=str(write(tmp_path / "a.jsonl", none, four, none)))
+    assert sorted(str(t.answer) for t in mixed.take(Cursor(), 3)[0]) == ["4", "None", "None"]
+    file = str(write(tmp_path / "b.jsonl", none, none))
+    with pytest.raises(DataError, match=r"b.jsonl: none of 2 tasks has an answer.*reward 'accuracy' reads"):
+        make_source(name, needs, path=file)
+    assert make_source(name, path=file).size == 2
+
+
+def test_what_a_row_gives_as_its_prompt_is_no_column_as_well(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"question": "2+2?", "answer": "4"})
+    with pytest.raises(DataError, match=r"no field 'question', which .* there is: question \(the prompt\), answer"):
+        make_source("jsonl", {"question": "reward 'f'"}, path=str(file))
+
+
+def test_generated_tasks_are_asked_for_their_fields_too() -> None:
+    make_source("arithmetic", {"answer": "reward 'accuracy'", "shape": "reward 'f'"})
+    with pytest.raises(DataError, match=r"data source 'arithmetic'.*no field 'hint', which reward 'f' reads; .*shape"):
+        make_source("arithmetic", {"hint": "reward 'f'"})
+    with pytest.raises(ConfigError, match="unknown option 'needs'"):  # no option of a config
+        make_source("jsonl", path="a.jsonl", **{"needs": {}})
 
 
 def test_a_file_that_is_not_there_or_not_text_is_told(tmp_path: Path) -> None:
@@ -157,5 +210,5 @@ def test_a_gsm8k_row_without_its_answer_is_told(tmp_path: Path) -> None:
 
 def test_without_the_hub_package_gsm8k_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install datasets.*data\.path=DIR"):
+    with pytest.raises(DataError, match=r"pip install 'palestra\[hub\]'.*data\.path=DIR"):
         make_source("gsm8k")

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import numpy as np
+import peft
 import pytest
 import torch
 from small_models import plain_logprobs
@@ -15,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from palestra.engine.base import Completion, SamplingParams
 from palestra.engine.local import EngineConfig, LocalEngine
 from palestra.engine.packing import MIN_ELEMENTS, PackedLinear, pack_linears
+from palestra.model.lora import quiet_peft
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
 
 needs_onednn = pytest.mark.skipif(not pack_linears(nn.Linear(512, 512)), reason="this torch has no packed products")
@@ -64,6 +67,84 @@ def test_a_row_has_the_same_bits_beside_any_number_of_others() -> None:
         packed = PackedLinear(layer)
         first = packed(rows[:8])
         assert all(torch.equal(packed(rows[:n])[:8], first) for n in range(16, 257, 24))
+
+
+def shifted_adapter(model: nn.Module, **options: Any) -> Any:
+    """``model`` under an adapter whose B is not zero."""
+    config = peft.LoraConfig(r=4, lora_alpha=12, **options)
+    with quiet_peft():
+        adapted: Any = peft.get_peft_model(cast(Any, model), config)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    return adapted.eval()
+
+
+class Attention(nn.Module):
+    """Three projections of one input, as models name them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(512, n, bias=False) for n in (512, 128, 128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+
+
+@needs_onednn
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["q_proj", "k_proj", "v_proj"]])
+def test_an_adapter_is_part_of_the_packed_weight(targets: list[str]) -> None:
+    torch.manual_seed(1)
+    model = shifted_adapter(Attention(), target_modules=targets, lora_dropout=0.5)
+    x = torch.randn(3, 5, 512)
+    with torch.no_grad():
+        want = model(x)
+        (packed,) = pack_linears(model)
+        calls = sum(isinstance(m, nn.Linear) and "forward" in vars(m) for m in model.modules())
+        assert calls == 3 - len(targets)  # the others' adapters are what is replaced
+        torch.testing.assert_close(model(x), want, rtol=1e-5, atol=1e-5)
+        before = {n: p.clone() for n, p in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            if "lora_A" in name:
+                parameter.mul_(2.0)  # s·B·2A: twice the adapter's part
+        base = torch.cat([x @ before[name].T for name in weights(targets)], -1)
+        torch.testing.assert_close(model(x), base + 2 * (want - base), rtol=1e-5, atol=1e-5)
+    assert packed
+
+
+def weights(targets: list[str]) -> list[str]:
+    names = ("q_proj", "k_proj", "v_proj")
+    return [f"base_model.model.{n}.{'base_layer.' if n in targets else ''}weight" for n in names]
+
+
+@needs_onednn
+def test_what_is_more_than_an_adapter_keeps_its_own_forward_around_the_packed_layer() -> None:
+    torch.manual_seed(1)
+    model = shifted_adapter(Attention(), target_modules=["q_proj"], use_dora=True)
+    x = torch.randn(3, 5, 512)
+    with torch.no_grad():
+        want = model(x)
+        pack_linears(model)
+        assert "forward" not in vars(model.base_model.model.q_proj)
+        assert "forward" in vars(model.base_model.model.q_proj.base_layer)
+        torch.testing.assert_close(model(x), want, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+def test_an_engine_samples_from_an_adapter_and_from_its_next_weights() -> None:
+    model = shifted_adapter(wide(), target_modules="all-linear", task_type="CAUSAL_LM")
+    engine = LocalEngine(model, lambda tokens: "")
+    assert gap(model, said(engine)) < 1e-4
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.mul_(-3.0)
+    engine.load_weights(model, 1)
+    assert gap(model, said(engine, 1)) < 1e-4
+    with model.disable_adapter():  # the trainer's matter: its reference is the base
+        assert gap(model, said(engine, 2)) > 1e-2
+    engine.close()
 
 
 @needs_onednn

@@ -10,6 +10,7 @@ import pytest
 
 from palestra.env import CalculatorEnv, make_env
 from palestra.errors import ConfigError
+from palestra.registry import check_options
 
 
 def test_a_factory_makes_a_new_environment_for_each_episode() -> None:
@@ -40,3 +41,8 @@ def test_environments_and_the_contract_of_chat_import_nothing_heavy() -> None:
     code = "import sys, palestra.env, palestra.chat; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_factory_that_does_not_show_its_parameters_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="env 'builtins:dict': its parameters cannot be read"):
+        check_options("env 'builtins:dict'", dict, {})

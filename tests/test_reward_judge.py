@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -109,6 +109,19 @@ def test_pairs_are_asked_in_both_orders_and_shares_of_wins_are_paid(server: Serv
         (inside("answer_a", u), inside("answer_b", u)) for r in server.requests if (u := r["messages"][1]["content"])
     }
     assert {("1", "123"), ("123", "1")} <= swapped
+
+
+@pytest.mark.parametrize("function", ["judge", "judge_pairwise"])
+def test_without_a_gold_answer_a_judge_judges_all_the_same(server: Server, function: str) -> None:
+    server.reply = by_length
+    reward, _ = (
+        rubric(server, function, scale=[0, 10]).functions["j"]
+        if function == "judge"
+        else rubric(server, function).functions["j"]
+    )
+    said = [[{"role": "assistant", "content": text}] for text in ("1", "123")]
+    first, second = cast(Any, reward)(prompts=["2+2?"] * 2, completions=said)
+    assert first > second
 
 
 def test_a_judge_that_loves_a_position_prefers_nobody(server: Server) -> None:

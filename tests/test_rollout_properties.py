@@ -4,24 +4,86 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from fakes import ASK, END, SAY, WORDS, FakeRenderer, StepsEnv, run, said
+import pytest
+from chat_templates import SMOLLM2, make_tokenizer
+from fakes import WORDS, FakeRenderer, StepsEnv, run, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palestra.agent import Context, GrowingAgent
+from palestra.chat import make_renderer
 from palestra.engine.scripted import ScriptedEngine
 from palestra.env.base import StepResult
 from palestra.rollout.episode import Limits, SamplingConfig, run_episode
 from palestra.types import Author, StopReason, Task
 
 EPISODES = 25
-HE, LLO = WORDS.index("he"), WORDS.index("llo")
-# Only the model says "he" and "llo"; environments say these:
+# What environments say; nothing of it, and nothing of a template, is in what only the model says (Kit.own).
 SHOWN = ("go", "go go", "!", "x", "", "x!x!x!x!x!")
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A renderer under test. pieces: token ids that the model may say at once. own: texts that nobody else says.
+    stop: a stop string that straddles pieces. head: tokens of the first prompt."""
+
+    renderer: Any
+    tokenizer: Any
+    pieces: Sequence[Sequence[int]]
+    own: Sequence[str]
+    stop: str
+    head: int = 0
+
+    def fresh(self, extends: Callable[[Any], bool]) -> tuple[Any, list[str]]:
+        """The renderer for one episode, which cannot bridge to messages that do not ``extends``, and the list of texts
+        that it will have encoded."""
+        renderer, encoded = copy.copy(self.renderer), []
+        encode = self.renderer.tokenizer.encode if isinstance(renderer, FakeRenderer) else self.renderer._encode
+        bridge = renderer.bridge_to_next_turn
+
+        def recording(text: str) -> Any:
+            encoded.append(text)
+            return encode(text)
+
+        if isinstance(renderer, FakeRenderer):
+            renderer.tokenizer = copy.copy(self.tokenizer)
+            renderer.tokenizer.encode = recording
+        else:
+            renderer._encode = recording
+        renderer.bridge_to_next_turn = lambda before, said, new, **tools: (
+            bridge(before, said, new, **tools) if extends(new) else None
+        )
+        return renderer, encoded
+
+
+@functools.cache
+def kit(name: str) -> Kit:
+    """``fake``: words, of which ``hello`` is encoded as one and said as two. The others: a byte-level tokenizer, whose
+    model also says half of a character, two newlines that are one token, a call, and marks of the template."""
+    if name == "fake":
+        words = ("he", "llo", "call;", "!", "</s>", "<user>", "<assistant>")
+        renderer = FakeRenderer()
+        return Kit(renderer, renderer.tokenizer, [[WORDS.index(w)] for w in words], ("he", "llo"), "ello")
+    template, eos = {"plain": (None, "</s>"), "chat": (SMOLLM2, "<|im_end|>")}[name]
+    tokenizer = make_tokenizer(template, bos="<s>", eos=eos)
+    call = '<tool_call>\n{"name": "Q", "arguments": {}}\n</tool_call>'
+    texts = ("Q", "z", "QzQ", "\n\n", "!", eos, eos, "<|im_start|>", "日", call)
+    pieces = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    renderer = make_renderer(name, tokenizer)
+    head = len(renderer.render(said("go").messages, add_generation_prompt=True).token_ids)
+    return Kit(renderer, tokenizer, [*pieces, pieces[-2][:1]], ("Q", "z", "日", "\ufffd"), "zQ", head)
+
+
+KITS = pytest.mark.parametrize("name", ["fake", "plain", "chat"])
 
 
 class AsyncEnv(StepsEnv):
@@ -63,18 +125,17 @@ def results(chance):
     return [*found, *[StepResult(said("go"), terminated=True)] * 8]
 
 
-async def episode(chance, agent, extends=lambda messages: True):
-    """One random episode and the requests that its engine got."""
-    renderer = FakeRenderer(extends=extends)
-    sayable = [HE, LLO, END, WORDS.index("call;"), WORDS.index("!"), ASK, SAY]
+async def episode(kit, chance, agent, extends=lambda messages: True):
+    """One random episode, the requests that its engine got, and the texts that were encoded."""
+    renderer, encoded = kit.fresh(extends)
 
     def script(prompt, params, session):
-        return [chance.choice(sayable) for _ in range(chance.randint(1, 9))]
+        return [token for _ in range(chance.randint(1, 9)) for token in chance.choice(kit.pieces)]
 
-    engine = ScriptedEngine(script, renderer.tokenizer, max_context=chance.choice((12, 40, 400)))
+    engine = ScriptedEngine(script, kit.tokenizer, max_context=kit.head + chance.choice((12, 40, 400)))
     played = await run_episode(
         Task("t", "go"),
-        env=AsyncEnv(*results(chance), first=chance.choice(SHOWN), stop=chance.choice(((), ("ello",)))),
+        env=AsyncEnv(*results(chance), first=chance.choice(SHOWN), stop=chance.choice(((), (kit.stop,)))),
         engine=engine,
         renderer=renderer,
         limits=Limits(
@@ -84,7 +145,7 @@ async def episode(chance, agent, extends=lambda messages: True):
         seed=0,
         agent=agent,
     )
-    return played, engine, renderer
+    return played, engine, encoded
 
 
 def check(played, engine):
@@ -116,39 +177,42 @@ def check(played, engine):
     assert set(by_session) <= set(engine.released)
 
 
-def many(seed, make_agent, extends=lambda chance: lambda messages: True):
+def many(kit, seed, make_agent, extends=lambda chance: lambda messages: True):
     async def all_of_them():
         chances = [random.Random(f"{seed}/{i}") for i in range(EPISODES)]
-        return await asyncio.gather(*(episode(c, make_agent(c), extends(c)) for c in chances))
+        return await asyncio.gather(*(episode(kit, c, make_agent(c), extends(c)) for c in chances))
 
     return run(all_of_them())
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**32))
-def test_spans_are_what_the_engine_was_sent_the_mask_is_the_models_and_nothing_is_re_encoded(seed):
-    for played, engine, renderer in many(seed, lambda chance: GrowingAgent()):
+@KITS
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_spans_are_what_the_engine_was_sent_the_mask_is_the_models_and_nothing_is_re_encoded(name, seed):
+    for played, engine, encoded in many(kit(name), seed, lambda chance: GrowingAgent()):
         assert played.info["rewritten"] == 0 and len(played.trajectories) <= 1
         check(played, engine)
-        assert not any("he" in text or "llo" in text for text in renderer.tokenizer.encoded)
+        assert encoded and not any(own in text for own in kit(name).own for text in encoded)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32))
-def test_the_same_holds_for_each_trajectory_when_context_is_rewritten(seed):
+@KITS
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_same_holds_for_each_trajectory_when_context_is_rewritten(name, seed):
     def extends(chance):
         return lambda messages: chance.random() < 0.7
 
-    for played, engine, _ in many(seed, Forgetful, extends):
+    for played, engine, _ in many(kit(name), seed, Forgetful, extends):
         check(played, engine)
         if played.error is None:
             assert played.info["rewritten"] >= len(played.trajectories) - 1
 
 
-def test_random_episodes_meet_every_end_that_they_can():
+@KITS
+def test_random_episodes_meet_every_end_that_they_can(name):
     ends = Counter()
     for seed in range(12):
-        for played, _, _ in many(seed, lambda chance: GrowingAgent()):
+        for played, _, _ in many(kit(name), seed, lambda chance: GrowingAgent()):
             ends[played.info["stop"]] += 1
     assert set(ends) >= {
         reason.value for reason in StopReason if reason not in (StopReason.TIMEOUT, StopReason.TOOL_FAILURE)

@@ -16,7 +16,7 @@ import pytest
 from palestra.config import Config, load
 from palestra.errors import ConfigError, DataError, RunError
 from palestra.run import directory, files, trackers
-from palestra.run.directory import Run, git_state, read_run
+from palestra.run.directory import Run, check_free, check_writable, git_state, read_run
 from palestra.run.files import write_json, write_text
 from palestra.run.metrics import FAMILIES, METRICS, check, help_of
 from palestra.run.trackers import read_metrics
@@ -88,6 +88,41 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
         Run.open(tmp_path / "a", Settings())
     with pytest.raises(RunError, match="a part of the path is a file"):
         Run.open(tmp_path / "a" / "b", Settings())
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(errno.EACCES, "no permission"), (errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only")]
+)
+def test_a_place_that_takes_no_file_is_told_at_once_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    asked = []
+
+    def refused(*, dir: Path) -> None:
+        asked.append(dir)
+        raise OSError(code, "simulated")
+
+    check_writable(tmp_path / "a" / "b")
+    monkeypatch.setattr(directory.tempfile, "TemporaryFile", refused)
+    with pytest.raises(RunError, match=f"cannot write {tmp_path}/a/b: .*{said}"):
+        check_writable(tmp_path / "a" / "b")
+    assert asked == [tmp_path] and names(tmp_path) == set()
+
+
+def test_ctrl_c_before_anything_was_logged_gives_the_directory_back(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Run.open(tmp_path / "a", Settings()):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == set()
+    with pytest.raises(KeyboardInterrupt), Run.open(tmp_path / "a", Settings()) as run:
+        run.log(1, {"train/loss": 1.0}, phase="rl")
+        raise KeyboardInterrupt
+    assert rows(tmp_path / "a") == [("rl", 1)]
+
+
+def test_an_evaluation_that_is_there_already_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"format": 1, "kind": "EvalConfig"}')
+    with pytest.raises(RunError, match="already holds a run; choose another --out"):
+        check_free(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

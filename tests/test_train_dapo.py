@@ -108,7 +108,7 @@ def some_flat(trainer: RLTrainer) -> None:
     """Pays the members of every other draw differently, those of the rest alike."""
 
     class EveryOther:
-        async def score(self, group: Group) -> Group:
+        async def score(self, group: Group, *state: object) -> Group:
             episodes = []
             for e in group.episodes:
                 paid = {"accuracy": RewardTerm(float(e.member) if group.draw % 2 else 1.0)}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from palestra.errors import ConfigError, UserError
 from palestra.learn.batch import rows
 from palestra.run.metrics import check
 from palestra.run.progress import Progress
+from palestra.train.checkpoint import latest_checkpoint
 from palestra.train.config import EvalConfig, OptimConfig, RLConfig, SFTConfig, learning_rate
 from palestra.train.metrics import rollout_metrics
 from palestra.train.plan import describe
@@ -60,7 +62,7 @@ def rewarded(trainer: RLTrainer) -> None:
     """A random model never answers: let it be paid for short sampled text instead, so that there is a gradient."""
 
     class ByTokens:
-        async def score(self, group: Group) -> Group:
+        async def score(self, group: Group, *state: object) -> Group:
             def paid(e: Episode) -> Episode:
                 value = float(np.mean([t % 7 for v in e.trajectories for t in v.tokens[v.loss_mask]]))
                 terms = {"accuracy": RewardTerm(value), "format": RewardTerm(0.0, 0.0)}
@@ -159,6 +161,48 @@ def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(whole:
     want = json.loads((whole / "summary.json").read_text())
     assert (summary["steps"], summary["eval_before"]["examples"]) == (3, 2)
     assert summary["accuracy_before"] == want["accuracy_before"]
+
+
+class Impatient(Progress):
+    """Ctrl-C, by a signal, in the evaluation of this name."""
+
+    def __init__(self, during: str) -> None:
+        super().__init__(quiet=True)
+        self.during = during
+
+    def phase(self, name: str, total: int, *, done: int = 0) -> None:
+        if name == self.during:
+            np.random.rand()  # an environment of the user's may draw, too
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("during", "step"), [("evaluation before", 0), ("evaluation after", 3)])
+def test_ctrl_c_in_an_evaluation_leaves_a_checkpoint_and_resumes_to_the_very_end(
+    tmp_path: Path, unwarmed: Path, during: str, step: int
+) -> None:
+    settings = config(tmp_path / "cut")
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, progress=Impatient(during))
+    found = latest_checkpoint(tmp_path / "cut" / "checkpoints")
+    assert found is not None and found.name == f"step_{step:06d}"
+    train(settings, resume=True)
+    assert weights_in(tmp_path / "cut", 3) == weights_in(unwarmed, 3)
+    rows_cut, rows_whole = (
+        [{k: v for k, v in row.items() if not timing(k)} for row in logged(run)] for run in (tmp_path / "cut", unwarmed)
+    )
+    assert rows_cut == rows_whole, "every row once, with the same numbers"
+
+
+def timing(name: str) -> bool:
+    return name == "time" or name.startswith(("time/", "speed/", "memory/", "engine/"))
+
+
+@pytest.fixture(scope="module")
+def unwarmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run without a warm-up."""
+    out = tmp_path_factory.mktemp("runs") / "unwarmed"
+    train(config(out))
+    return out
 
 
 @pytest.mark.parametrize("warmup", [None, WARMUP], ids=["fresh adapter", "warmed-up adapter"])

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from palestra import config as configuration
 from palestra.errors import UserError
@@ -30,9 +31,40 @@ from palestra.verbs_pipeline import add_verbs as add_pipeline_verbs
 from palestra.verbs_rollouts import add_verbs as add_rollout_verbs
 
 C = TypeVar("C", bound=configuration.Config)
+_UsageError: Any = typer.BadParameter.__base__
+"""What a command line that makes no sense raises; some releases of typer carry click inside, so neither is named."""
+
+
+class _Root(TyperGroup):
+    """The command and all its verbs: a command line that makes no sense is told in one line, like any mistake."""
+
+    def make_context(self, info_name: Any, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        with _usage_told():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_told():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_told() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).show is not _UsageError.show:  # a verb alone shows its help
+            raise
+        said, command = _line(error.format_message()).rstrip("."), getattr(error.ctx, "command_path", "palestra")
+        if "." in getattr(error, "option_name", ""):
+            said += " (keys of the config are written without dashes: key.sub=value)"
+        said = f"{said[:1].lower()}{said[1:]}{'' if said.endswith('?') else ';'}"
+        typer.echo(f"error: {said} `{command} --help` shows what there is", err=True)
+        raise typer.Exit(2) from error
+
 
 app = typer.Typer(
-    help="Trains language agents by reinforcement learning.",
+    cls=_Root,
+    help="Trains language agents by reinforcement learning. Begin with `palestra demo`; see `palestra VERB --help`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,7 +103,8 @@ def _root(
 @app.command()
 def demo(
     out: Annotated[
-        Path | None, typer.Option("--out", help="Run directory (default: runs/demo, or the next free runs/demo-N).")
+        Path | None,
+        typer.Option("--out", help="Run directory (default: the first free of runs/demo, runs/demo-2, …)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="RL steps (default: as many as the demo needs).")] = None,
@@ -81,10 +114,11 @@ def demo(
 ) -> None:
     """Train a small model from scratch to use a calculator, in minutes, with nothing to download."""
     with _told(debug):
+        where = out or (_latest(Path("runs/demo")) if resume else _fresh(Path("runs/demo")))
+        _check_out(where, resume=resume)
         from palestra.train.demo import run_demo
 
-        where = out or (_latest(Path("runs/demo")) if resume else _fresh(Path("runs/demo")))
-        with _progress(quiet) as progress:
+        with _left(where), _progress(quiet) as progress:
             summary = run_demo(where, seed=seed, steps=steps, progress=progress, resume=resume)
         _done(where, summary, quiet)
 
@@ -240,13 +274,15 @@ def _told(debug: bool) -> Iterator[None]:
     """A mistake or a failure becomes one line on stderr and an exit code; ``debug`` shows the traceback too."""
     try:
         yield
-    except KeyboardInterrupt:
-        _fail("interrupted", 130, debug)
+    except KeyboardInterrupt as stop:
+        _fail(f"interrupted{f': {stop}' if str(stop) else ''}", 130, debug)
     except UserError as error:
         _fail(f"error: {_line(error)}", 2, debug)
     except BrokenPipeError:
         raise  # the reader of our output went away (`| head`); typer ends quietly
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # struck while a module was imported
+            _fail("interrupted", 130, debug)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             _fail(f"error: the disk is full ({_line(error)}); free some space or choose another --out", 2, debug)
         said = f"{type(error).__name__}: {_line(error)}" if str(error) else type(error).__name__
@@ -260,7 +296,20 @@ def _fail(line: str, code: int, debug: bool) -> None:
     raise typer.Exit(code)
 
 
-def _line(error: BaseException) -> str:
+@contextmanager
+def _left(out: Path, *, resumable: bool = True) -> Iterator[None]:
+    """Ctrl-C says what is in the run directory and, where the verb has ``--resume``, how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        kept = [mark.parent for at in ("warmup", "checkpoints") for mark in sorted(out.glob(f"{at}/step_*/COMPLETE"))]
+        if not (out / "run.json").exists():
+            raise KeyboardInterrupt("nothing was written that is worth keeping") from stop
+        there = f"the last checkpoint is {kept[-1]}" if kept else f"what was done is in {out}"
+        raise KeyboardInterrupt(there + ("; go on by --resume" if resumable else "")) from stop
+
+
+def _line(error: object) -> str:
     return " ".join(str(error).split())
 
 
@@ -296,9 +345,17 @@ def _perform(settings_at: str, loop_at: str, given: _Given, **options: bool) -> 
     if given.dry_run:
         _plan(settings)
         return
-    with _progress(given.quiet) as progress:
+    _check_out(Path(settings.out), resume=options.get("resume", False))
+    with _left(Path(settings.out), resumable="resume" in options), _progress(given.quiet) as progress:
         summary = _named(loop_at)(settings, progress=progress, **options)
     _done(Path(settings.out), summary, given.quiet)
+
+
+def _check_out(out: Path, *, resume: bool) -> None:
+    """A run directory that cannot be used is told before a model is loaded."""
+    from palestra.run.directory import check_free, check_writable
+
+    (check_writable if resume else check_free)(out)
 
 
 def _named(at: str) -> Any:

@@ -307,9 +307,7 @@ def _explain(error: pydantic.ValidationError, data: Any, cls: type[Config], plac
         where = "command line" if named else place
         section = ".".join(map(str, path[:-1]))
         if item["type"] == "extra_forbidden":
-            known = sorted(set(_field_names(options)))
-            near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+            hint = _nearest(str(path[-1]), options, cls)
             found[path] = [f"unknown key {path[-1]!r}{f' in {section}' if section else ''} ({where}): {hint}"]
         elif item["type"] == "missing":
             found.setdefault(path, [f"key {'.'.join(map(str, path))!r} is missing ({where}); it has no default"])
@@ -320,6 +318,46 @@ def _explain(error: pydantic.ValidationError, data: Any, cls: type[Config], plac
             if len(lines) == 1 and lines[0] != shown + says and says.startswith("should be"):
                 found[path] = [f"{lines[0]} or {says.removeprefix('should be ')}"]
     return " ".join("; ".join(line for lines in found.values() for line in lines).split())
+
+
+_ELSEWHERE, _NAMED = 0.75, 3
+"""How near a key of another section must come to be named, and how many sections are."""
+
+
+def _nearest(key: str, options: Sequence[Any], cls: type[Config]) -> str:
+    """The key that was meant: the nearest one here or, where one elsewhere in the tree comes nearer, its full path.
+
+    >>> class Run(Config):
+    ...     seed: int = 0
+    ...     steps: int = 1
+    >>> _nearest("stpes", [Run], Run), _nearest("zz", [Run], Run)
+    ("did you mean 'steps'?", 'known: seed, steps')
+    """
+    known = sorted(set(_field_names(options)))
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    best, named = max((_likeness(key, n) for n in near), default=0.0), [repr(n) for n in near]
+    paths = [(_likeness(key, path[-1]), path) for path in _paths([cls])]
+    likest = max((likeness for likeness, _ in paths), default=0.0)
+    if likest >= _ELSEWHERE and likest > best:
+        named = [repr(".".join(path)) for likeness, path in paths if likeness == likest][:_NAMED]
+    if not named:
+        return f"known: {', '.join(known) or 'none'}"
+    return f"did you mean {' or '.join([', '.join(named[:-1])] * (len(named) > 1) + named[-1:])}?"
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
+
+
+def _paths(options: Sequence[Any], depth: int = 5) -> list[tuple[str, ...]]:
+    """Every key of the sections among ``options`` and below, as a path, the shallow ones first."""
+    names = sorted(_field_names(options)) if depth else []
+    found = [(name, *path) for name in names for path in [(), *_paths(_sections(options, name), depth - 1)]]
+    return sorted(found, key=len)
+
+
+def _sections(options: Sequence[Any], name: str) -> list[Any]:
+    return [child for child in _child(options, name) if _is_config(child)]
 
 
 def _locate(loc: Sequence[Any], data: Any, cls: type[Config]) -> tuple[tuple[Any, ...], list[Any], Any]:

@@ -28,6 +28,7 @@ from palestra import config as configuration
 from palestra.config import Config
 from palestra.errors import ConfigError, RunError, UserError, unknown
 from palestra.pipeline_stages import KINDS, Kind, Outcome, Work
+from palestra.run.directory import check_writable
 from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.progress import Progress
 
@@ -177,6 +178,7 @@ class Book:
     def open(cls, config: PipelineConfig, stages: Sequence[Stage]) -> Book:
         """Claim the directory, or read what it holds; RunError where other files are in the way."""
         out = Path(config.out)
+        check_writable(out)
         if out.exists() and not (out / "pipeline.yaml").is_file() and any(out.iterdir()):
             raise RunError(f"{out} is not empty and holds no pipeline; choose another --out")
         with writing(out):

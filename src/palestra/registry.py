@@ -69,7 +69,10 @@ def check_options(
     Traceback (most recent call last):
     palestra.errors.ConfigError: env 'scaled': option factor = 'two': should be a valid number
     """
-    parameters = inspect.signature(factory).parameters
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some built-in types
+        raise ConfigError(f"{owner}: its parameters cannot be read; give a plain function or class") from None
     known = [name for name, p in parameters.items() if p.kind not in _VARIADIC and name not in given]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     if not takes_any and (strange := next((option for option in options if option not in known), None)) is not None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -323,13 +323,11 @@ def augment(
         if out.exists() and out.samefile(file):
             raise ConfigError(f"{out} is the file that is read; write the new rows to another one")
         counts: Counter[str] = Counter()
-        shown = _shown(rows, f"augmenting {file.name}")
-        with out.open("w", encoding="utf-8") as lines:
-            for row in rows if originals else ():
-                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-            for kind, row in more(shown, [k.strip() for k in kinds.split(",")], copies=copies, seed=seed):
-                counts[kind] += 1
-                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+        shown, written = _shown(rows, f"augmenting {file.name}"), rows[:] if originals else []
+        for kind, row in more(shown, [k.strip() for k in kinds.split(",")], copies=copies, seed=seed):
+            counts[kind] += 1
+            written.append(row)
+        _write_rows(out, written)
         made = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items())) or "none could be made"
         typer.echo(f"{out}: {len(rows) if originals else 0} rows of {file}, new ones: {made}")
 
@@ -351,12 +349,14 @@ def difficulty(
         from palestra.data.curriculum import pass_rates, write_pass_rates
         from palestra.errors import DataError
         from palestra.rollout.dump import read_rollouts
+        from palestra.run.files import writing
 
         files = _shown(_rollout_files(rollouts), "reading")
         rates = pass_rates((group for file in files for group in read_rollouts(file)), part, passed)
         if not rates:
             raise DataError(f"no episode has a value of the part {part!r}: check --part and the rollouts")
-        write_pass_rates(out, rates, part)
+        with writing(out):
+            write_pass_rates(out, rates, part)
         never, always = (sum(r == edge for r in rates.values()) for edge in (0.0, 1.0))
         typer.echo(f"{out}: {len(rates)} tasks, {never} never passed, {always} always")
 
@@ -381,8 +381,15 @@ def posed(
         rows = list(posed_rows(group for file in files for group in read_rollouts(file)))
         if not rows:
             raise DataError("no episode posed a problem that could be checked: are these of the env self_question?")
-        out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        _write_rows(out, rows)
         typer.echo(f"{out}: {len(rows)} problems")
+
+
+def _write_rows(out: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Rows as JSONL, whole or not at all."""
+    from palestra.run.files import write_text
+
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _rollout_files(paths: Sequence[Path]) -> list[Path]:

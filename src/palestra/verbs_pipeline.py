@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +48,7 @@ def pipeline(
         if dry_run:
             typer.echo(describe(settings))
             return
-        with _progress(quiet) as progress:
+        with _again(settings.out), _progress(quiet) as progress:
             summary = run_pipeline(settings, progress=progress, start=start)
         if not quiet:
             Console(highlight=False).print(_stages(summary))
@@ -55,6 +56,15 @@ def pipeline(
     if summary["reason"] is not None:
         typer.echo(summary["reason"], err=True)
         raise typer.Exit(1)
+
+
+@contextmanager
+def _again(out: str) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"the same command again goes on with {out}") from stop
 
 
 def _stages(summary: Mapping[str, Any]) -> Table:
@@ -86,13 +96,15 @@ def sweep(
     from palestra.cli import _load, _progress, _told
 
     with _told(debug):
+        from palestra.run.directory import check_writable
         from palestra.sweep import SweepConfig, describe, run_sweep
 
         settings = _load(config, overrides, out, SweepConfig)
         if dry_run:
             typer.echo(describe(settings))
             return
-        with _progress(quiet) as progress:
+        check_writable(settings.out)
+        with _again(settings.out), _progress(quiet) as progress:
             summary = run_sweep(settings, progress=progress)
         if not quiet:
             Console(highlight=False).print(_trials(summary))

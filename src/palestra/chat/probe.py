@@ -29,7 +29,8 @@ class Template:
     marker: the special token that ends a reply, as text ("" when the template writes none). close: what the
     template writes from the end of a reply's body to the end of the marker. lead: what it writes between the
     generation prompt and the body, which the model therefore samples. thinking: the generation prompt opens
-    ``<think>``. Raises :class:`ModelError` for a tokenizer without a template.
+    ``<think>``. Raises :class:`ModelError` for a tokenizer without a template, for a template that leaves out what is
+    said, and for one whose end of a turn is not a token of the tokenizer but text: nothing could be stopped at.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -44,9 +45,12 @@ class Template:
         reply = {"role": "assistant", "content": REPLY}
         ended = self.text([ASK, reply])
         inside = self.text([ASK, reply, {"role": "user", "content": NEXT}])
-        self._added = tuple(t for t in map(str, tokenizer.get_added_vocab()) if t not in _TAGS)
-        self.marker, self.close = self._closing(ended, inside)
         self.before_reply = self.text([ASK])
+        for content, text in ((str(ASK["content"]), self.before_reply), (REPLY, ended), (NEXT, inside)):
+            _check_shown(content, text, "assistant" if content == REPLY else "user")
+        # White space is in most replies: one that is a token of its own ends none.
+        self._added = tuple(t for t in map(str, tokenizer.get_added_vocab()) if t not in _TAGS and t.strip())
+        self.marker, self.close = self._closing(ended, inside)
         prompt = self.text([ASK], generation_prompt=True)
         self.thinking = prompt.rstrip().endswith(THINK)
         self.lead = self._lead(prompt, ended)
@@ -111,15 +115,28 @@ class Template:
         return at + len(self.marker) if at >= 0 else -1
 
     def _closing(self, ended: str, inside: str) -> tuple[str, str]:
-        """The first added token that follows a reply, whether or not the dialogue goes on."""
+        """The first added token that follows a reply, whether or not the dialogue goes on, and all up to it; both ""
+        where the template writes nothing to end a reply."""
         tail, middle = ended.rpartition(REPLY)[2], inside.rpartition(REPLY)[2]
         pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tail, middle, strict=False))
         common = "".join(character for character, _ in pairs)
         found = [(common.find(t), -len(t), t) for t in self._added if t and t in common]
         if not found:
+            self._check_spelt(common.strip())
             return "", ""
         at, _, marker = min(found)
         return marker, common[: at + len(marker)]
+
+    def _check_spelt(self, ending: str) -> None:
+        """An end of turn that is spelt out letter by letter."""
+        if ending:
+            pieces = len(self._tokenizer.encode(ending, add_special_tokens=False))
+            raise ModelError(
+                f"the chat template ends a reply with {ending!r}, which is no special token of this tokenizer but text "
+                f"of {pieces} tokens: generation could not stop there. Use the tokenizer that the template was written "
+                "for, make that text a special token, let the template end replies with eos_token, or choose renderer "
+                "'plain'"
+            )
 
     def _lead(self, prompt: str, ended: str) -> str:
         lead = ended.rpartition(REPLY)[0].removeprefix(prompt)
@@ -136,3 +153,13 @@ class Template:
             without = [self.text(dialogue, generation_prompt=prompted, options=rest) for dialogue, prompted in cases]
             if full == without:
                 raise ConfigError(f"template option {name!r} changes nothing in this model's chat template; remove it")
+
+
+def _check_shown(content: str, text: str, role: str) -> None:
+    """A template that drops messages would show the model dialogues without them."""
+    if content not in text:
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        raise ModelError(
+            f"the chat template leaves out what the {role} says: with the message {content!r} it writes {shown!r}. "
+            "Give the tokenizer its model's own template (chat_template.jinja beside it), or choose renderer 'plain'"
+        )

@@ -40,7 +40,8 @@ class ChatTemplateRenderer:
     extra_stop_token_ids: further ids that end a turn, such as the ``eos_token_id`` list of a generation config.
     template_options: variables of the template, such as ``{"enable_thinking": False}``.
 
-    Raises :class:`ModelError` for a tokenizer without template, character offsets or an end-of-turn token;
+    Raises :class:`ModelError` for a tokenizer without template, character offsets or an end-of-turn token, and for a
+    template that leaves out messages (see :class:`~palestra.chat.probe.Template`);
     :class:`ConfigError` for tools that cannot reach the model.
     """
 
@@ -64,7 +65,10 @@ class ChatTemplateRenderer:
         marker = self._template.marker
         self._end_id = tokenizer.convert_tokens_to_ids(marker) if marker else tokenizer.eos_token_id
         if self._end_id is None:
-            raise ModelError("the chat template writes no end-of-turn token and the tokenizer has no eos token")
+            raise ModelError(
+                "the chat template writes no end-of-turn token and the tokenizer has no eos token: generation could "
+                "not stop. Set eos_token in its tokenizer_config.json, or let the template end replies with a token"
+            )
         stops = (self._end_id, tokenizer.eos_token_id, *extra_stop_token_ids)
         self._stop_token_ids = list(dict.fromkeys(int(i) for i in stops if i is not None))
         self._wrap_results = tools == "system" and not self._template.accepts_tool_role()

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from palestra.data.source import SOURCES, Cursor, make_source
+from palestra.data.source import NOTHING, SOURCES, Cursor, Needs, make_source
 from palestra.errors import ConfigError, DataError
-from palestra.run.files import read_json
+from palestra.run.files import read_json, write_text
 from palestra.types import Group, Task
 
 FORMAT = 1
@@ -121,7 +121,7 @@ def pass_rates(groups: Iterable[Group], part: str = "accuracy", passed: float = 
 
 def write_pass_rates(path: str | os.PathLike[str], rates: Mapping[str, float], part: str) -> None:
     """Pass rates as the JSON that ``data.pass_rates`` reads."""
-    Path(path).write_text(json.dumps({"format": FORMAT, "part": part, "pass_rates": dict(rates)}), encoding="utf-8")
+    write_text(Path(path), json.dumps({"format": FORMAT, "part": part, "pass_rates": dict(rates)}))
 
 
 def read_pass_rates(path: str | os.PathLike[str]) -> dict[str, float]:
@@ -146,6 +146,7 @@ def curriculum(
     max_pass_rate: float = 1.0,
     gate: float | None = None,
     count: int | None = None,
+    needs: Needs = NOTHING,
 ) -> CurriculumSource:
     """The tasks of another source, easy ones first.
 
@@ -159,7 +160,7 @@ def curriculum(
     options = {"name": source} if isinstance(source, str) else {str(key): value for key, value in source.items()}
     if fixed := {"split", "seed"} & {*options}:
         raise ConfigError(f"data.source: {min(fixed)} is that of data itself: leave it out there")
-    inner = make_source(str(options.pop("name", "")), split=split, seed=seed, **options)
+    inner = make_source(str(options.pop("name", "")), needs, split=split, seed=seed, **options)
     if (size := count or inner.size) is None:
         raise ConfigError(
             f"data.source {source!r} has no end: say how many of its tasks the curriculum has, data.count"

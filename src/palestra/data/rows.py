@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from palestra.data.source import SOURCES, ListSource
+from palestra.data.source import NOTHING, SOURCES, ListSource, Needs, check_fields
 from palestra.errors import DataError
 from palestra.types import Message, Task
 
@@ -52,8 +52,8 @@ def parse_line(line: str, where: str) -> Row:
     return row
 
 
-def row_to_task(row: Row, *, where: str, default_id: str, needs_answer: bool = False) -> Task:
-    """One row as a task; ``where`` (file:line) begins every error.
+def row_to_task(row: Row, *, where: str, default_id: str, needs: Needs = NOTHING) -> Task:
+    """One row as a task; ``where`` (file:line) begins every error. needs: fields that it must have, if only as null.
 
     >>> row_to_task({"id": 7, "question": "2+2?", "answer": 4, "level": "easy"}, where="a.jsonl:1", default_id="0")
     Task(id='7', prompt='2+2?', answer=4, meta={'level': 'easy'})
@@ -65,24 +65,26 @@ def row_to_task(row: Row, *, where: str, default_id: str, needs_answer: bool = F
     if prompt_field is None:
         raise DataError(f"{where}: no field 'prompt' or 'question'; the row has: {_listed(row)}")
     answer_field = _present(row, ANSWER)
-    if needs_answer and (answer_field is None or row[answer_field] is None):
-        raise DataError(f"{where}: no field 'answer' or 'ground_truth'; the row has: {_listed(row)}")
     id_field = _present(row, ID)
     task_id = default_id if id_field is None else str(row[id_field])
     used = {prompt_field, answer_field, id_field}
     meta = {k: v for k, v in row.items() if k not in used}
     prompt = _prompt(row[prompt_field], f"{where}: field {prompt_field!r}")
-    return Task(task_id, prompt, None if answer_field is None else row[answer_field], meta)
+    task = Task(task_id, prompt, None if answer_field is None else row[answer_field], meta)
+    told = {prompt_field: " (the prompt)", id_field: " (the id)"}
+    there = ", ".join(f"{name}{told.get(name, '')}" for name in row)
+    check_fields(task, needs, where, answered=answer_field is not None, there=there)
+    return task
 
 
 def rows_to_tasks(
-    rows: Iterable[tuple[int, Row]], *, name: str, needs_answer: bool = False, id_prefix: str = ""
+    rows: Iterable[tuple[int, Row]], *, name: str, needs: Needs = NOTHING, id_prefix: str = ""
 ) -> list[Task]:
     """All rows as tasks, at least one, no id twice. Rows without an id are named by ``id_prefix`` and line number."""
     tasks: list[Task] = []
     lines: dict[str, int] = {}
     for line, row in rows:
-        task = row_to_task(row, where=f"{name}:{line}", default_id=f"{id_prefix}{line}", needs_answer=needs_answer)
+        task = row_to_task(row, where=f"{name}:{line}", default_id=f"{id_prefix}{line}", needs=needs)
         if task.id in lines:
             raise DataError(
                 f"{name}:{line}: the id {task.id!r} was already used in line {lines[task.id]}; make ids unique"
@@ -94,17 +96,19 @@ def rows_to_tasks(
     return tasks
 
 
-def load_jsonl(path: str | os.PathLike[str], *, needs_answer: bool = False) -> list[Task]:
+def load_jsonl(path: str | os.PathLike[str], *, needs: Needs = NOTHING) -> list[Task]:
     """The tasks of a JSONL file."""
-    return rows_to_tasks(read_jsonl(path), name=str(path), needs_answer=needs_answer)
+    return rows_to_tasks(read_jsonl(path), name=str(path), needs=needs)
 
 
 @SOURCES.register("jsonl")
-def jsonl(path: str, split: str = "train", seed: int = 0, shuffle: bool | None = None) -> ListSource:
+def jsonl(
+    path: str, split: str = "train", seed: int = 0, shuffle: bool | None = None, needs: Needs = NOTHING
+) -> ListSource:
     """A JSONL file, or a directory with one ``{split}.jsonl`` per split; training data is shuffled, other is not."""
     found = split_file(path, split)
     shuffled = split == "train" if shuffle is None else shuffle
-    return ListSource(tuple(load_jsonl(found)), seed if shuffled else None)
+    return ListSource(tuple(load_jsonl(found, needs=needs)), seed if shuffled else None)
 
 
 def split_file(path: str | os.PathLike[str], split: str) -> Path:

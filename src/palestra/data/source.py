@@ -6,6 +6,7 @@ A source holds no position of its own, so a killed run continues with the next t
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,20 +134,71 @@ class GeneratedSource:
         return [self.make(i) for i in range(cursor.position, end)], Cursor(cursor.epoch, end)
 
 
+Needs = Mapping[str, str]
+"""Fields that a task must have, each with who reads it: ``{"answer": "reward 'accuracy'"}``. ``answer`` is the gold
+answer, under whatever name a row has it."""
+NOTHING: Needs = {}
+
 SourceFactory = Callable[..., TaskSource]
 SOURCES: Registry[SourceFactory] = Registry("data source")
-"""Sources by name. A factory takes ``split`` and ``seed`` and the further options of ``data:`` as keywords."""
+"""Sources by name. A factory takes ``split`` and ``seed`` and the further options of ``data:`` as keywords. One that
+reads rows also takes ``needs`` (:data:`Needs`), and names the row that lacks a field; it is no option."""
 
 
-def make_source(name: str, *, split: str = "train", seed: int = 0, **options: Any) -> TaskSource:
+def make_source(
+    name: str, needs: Needs = NOTHING, /, *, split: str = "train", seed: int = 0, **options: Any
+) -> TaskSource:
     """The registered source ``name``; an option that it does not read is refused with the nearest right one.
+
+    needs: the fields that its tasks must have; DataError for one that lacks them, with file and line where it is a row.
 
     >>> make_source("arithmetic", split="test", seed=1).take(Cursor(), 1)[0][0].id
     'arithmetic/test/1/0'
     """
     factory = SOURCES[name]
-    check_options(f"data source {name!r}", factory, {"split": split, **options}, ("seed",))
-    return factory(split=split, seed=seed, **options)
+    check_options(f"data source {name!r}", factory, {"split": split, **options}, ("seed", "needs"))
+    told = {"needs": needs} if "needs" in inspect.signature(factory).parameters else {}
+    source = factory(split=split, seed=seed, **options, **told)
+    check_source(source, needs, str(options.get("path", f"data source {name!r}")))
+    return source
+
+
+def check_fields(task: Task, needs: Needs, where: str, *, answered: bool, there: str = "") -> None:
+    """DataError, with the place, for a task without a field that is needed. answered: it has an answer, if only null.
+    there: the fields of its row, in words.
+
+    >>> check_fields(Task("1", "2+2?", None, {"level": 3}), {"hint": "reward 'my:f'"}, "a.jsonl:1", answered=False)
+    Traceback (most recent call last):
+    palestra.errors.DataError: a.jsonl:1: no field 'hint', which reward 'my:f' reads; there is: prompt, level; add ...
+    """
+    for field, reader in needs.items():
+        if field in task.meta or (field == "answer" and answered):
+            continue
+        names = "'answer' or 'ground_truth'" if field == "answer" else repr(field)
+        there = there or ", ".join(["prompt", *(["answer"] if answered else []), *map(str, task.meta)])
+        raise DataError(
+            f"{where}: no field {names}, which {reader} reads; there is: {there}; add it, or leave that reward out"
+        )
+
+
+LOOKED_AT = 10_000
+"""Most tasks among which an answer is looked for."""
+
+
+def check_source(source: TaskSource, needs: Needs, where: str) -> None:
+    """DataError for a source whose first task lacks a field that is needed, or none of whose tasks has an answer where
+    one is needed. A single task may have none: rewards abstain."""
+    if not needs:
+        return
+    first = source.take(Cursor(), 1)[0][0]
+    check_fields(first, needs, f"{where}: task {first.id!r}", answered=True)
+    if "answer" in needs and first.answer is None:
+        looked_at = min(source.size or 1, LOOKED_AT)
+        if all(task.answer is None for task in source.take(Cursor(), looked_at)[0]):
+            raise DataError(
+                f"{where}: none of {looked_at:,} tasks has an answer (field 'answer' or 'ground_truth'), which "
+                f"{needs['answer']} reads; give answers, or leave that reward out"
+            )
 
 
 MAX_COUNT = 10_000_000

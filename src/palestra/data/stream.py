@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from palestra.data.rows import parse_line, row_to_task, split_file
-from palestra.data.source import SOURCES, Cursor
+from palestra.data.source import NOTHING, SOURCES, Cursor, Needs
 from palestra.errors import ConfigError, DataError
 from palestra.types import Task
 
@@ -30,7 +30,8 @@ class StreamSource:
     """Tasks of a JSONL file that is never read whole.
 
     buffer: rows that are shuffled together and held in memory. shuffle_seed: None keeps the file's order. Rows are
-    named by their line, where they have no id of their own; ids are not compared with one another.
+    named by their line, where they have no id of their own; ids are not compared with one another. needs: fields that
+    a row must have, looked at when it is read.
 
     >>> import tempfile
     >>> file = tempfile.NamedTemporaryFile("w", suffix=".jsonl", delete=False)
@@ -41,11 +42,19 @@ class StreamSource:
     (6, ['p4', 'p5', 'p0'], Cursor(epoch=1, position=1, stage=0))
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, shuffle_seed: int | None = 0, buffer: int = 10_000) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        shuffle_seed: int | None = 0,
+        buffer: int = 10_000,
+        needs: Needs = NOTHING,
+    ) -> None:
         if buffer < 1:
             raise ConfigError(f"data.buffer is {buffer}: at least one row is held; 10000 is usual")
         self.path = Path(path)
         self.shuffle_seed = shuffle_seed
+        self.needs = needs
         self.block = max(1, buffer // BLOCKS_PER_BUFFER)
         self.per_buffer = max(1, buffer // self.block)
         self._offsets, self._lines = array("Q"), array("Q")
@@ -123,7 +132,8 @@ class StreamSource:
                 return tasks
             if line.strip():
                 where = f"{self.path}:{number}"
-                tasks.append(row_to_task(parse_line(_utf8(line, where), where), where=where, default_id=str(number)))
+                row = parse_line(_utf8(line, where), where)
+                tasks.append(row_to_task(row, where=where, default_id=str(number), needs=self.needs))
         if len(tasks) < wanted:
             raise DataError(f"{self.path} has become shorter while it was read; leave a data file alone during a run")
         return tasks
@@ -138,8 +148,13 @@ def _utf8(line: bytes, where: str) -> str:
 
 @SOURCES.register("stream")
 def stream(
-    path: str, split: str = "train", seed: int = 0, buffer: int = 10_000, shuffle: bool | None = None
+    path: str,
+    split: str = "train",
+    seed: int = 0,
+    buffer: int = 10_000,
+    shuffle: bool | None = None,
+    needs: Needs = NOTHING,
 ) -> StreamSource:
     """A JSONL file larger than memory, with a shuffle buffer of ``buffer`` rows; fields as for ``jsonl``."""
     shuffled = split == "train" if shuffle is None else shuffle
-    return StreamSource(split_file(path, split), shuffle_seed=seed if shuffled else None, buffer=buffer)
+    return StreamSource(split_file(path, split), shuffle_seed=seed if shuffled else None, buffer=buffer, needs=needs)

@@ -17,7 +17,7 @@ from typing import Any
 
 from palestra.data.boxes import boxed_contents
 from palestra.data.rows import ID, Row, read_jsonl
-from palestra.data.source import SOURCES, ListSource
+from palestra.data.source import NOTHING, SOURCES, ListSource, Needs, check_fields
 from palestra.errors import ConfigError, DataError, unknown
 from palestra.types import Message, Task
 
@@ -79,7 +79,9 @@ def hub_rows(name: str, subset: str | None, split: str, hint: str) -> Iterable[R
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{name} from the Hub needs the package 'datasets' (pip install datasets); {hint}") from error
+        raise DataError(
+            f"{name} from the Hub needs the package 'datasets' (pip install 'palestra[hub]'); {hint}"
+        ) from error
     try:
         loaded: Iterable[Row] = datasets.load_dataset(name, subset, split=split)
     except Exception as error:  # the Hub's client raises many types: offline, refused, unknown
@@ -188,6 +190,7 @@ def table(
     hub: str | None = None,
     subset: str | None = None,
     shuffle: bool | None = None,
+    needs: Needs = NOTHING,
 ) -> ListSource:
     """Any question/answer table as tasks: prompt the question, answer the final answer of the solution.
 
@@ -205,7 +208,10 @@ def table(
     else:
         file = table_file(str(path), split)
         name, rows = str(file), read_table(file)
-    tasks = [_task(row, f"{name}:{n}", f"{split}/{n}", question, answer, mode) for n, row in rows]
+    tasks = []
+    for n, row in rows:
+        tasks.append(_task(row, f"{name}:{n}", f"{split}/{n}", question, answer, mode))
+        check_fields(tasks[-1], needs, f"{name}:{n}", answered=True)
     return ListSource(tuple(tasks), seed if (split == "train" if shuffle is None else shuffle) else None)
 
 

@@ -3,11 +3,13 @@
 
 With few rows a product spends as long copying the weight into blocks as multiplying. oneDNN can keep the blocks; torch
 reaches that through operators of its own compiler, which are not a public interface: where they are missing, or do
-not take a layer's dtype, the layer stays as it is. Layers that read the same input become one product.
+not take a layer's dtype, the layer stays as it is. Layers that read the same input become one product, and a LoRA
+adapter is added to the weight that it stands beside: W + s·B·A costs what W costs.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -24,11 +26,14 @@ _ROWS = 32  # what oneDNN chooses the blocks for; other numbers of rows work on 
 
 class PackedLinear:
     """The forward pass of layers that are called one after the other on the same input: one product with a packed copy
-    of their weights, made when it is needed and again when a weight has changed."""
+    of their weights, made when it is needed and again when a weight has changed. A layer is linear, or LoRA around one.
+    """
 
-    def __init__(self, *linears: nn.Linear) -> None:
-        self._linears = linears
-        self._sizes = [linear.out_features for linear in linears]
+    def __init__(self, *layers: nn.Module) -> None:
+        self._layers = layers
+        self._linears = [_linear(layer) for layer in layers]
+        self._sources = [p for layer in layers for name, p in layer.named_parameters() if not name.endswith("bias")]
+        self._sizes = [linear.out_features for linear in self._linears]
         self._packed: Tensor | None = None
         self._bias: Tensor | None = None
         self._versions: list[int] = []
@@ -44,15 +49,14 @@ class PackedLinear:
         if self._input is not x:
             self._input, self._outputs = x, torch.split(self._product(x), self._sizes, -1)
         out = self._outputs[at]
-        if at == len(self._linears) - 1:
+        if at == len(self._layers) - 1:
             self._input, self._outputs = None, ()
         return out
 
     def _product(self, x: Tensor) -> Tensor:
-        weights = [linear.weight for linear in self._linears]
-        versions = [weight._version for weight in weights]
+        versions = [source._version for source in self._sources]
         if self._packed is None or versions != self._versions:
-            self._packed, self._versions = _pack(torch.cat([w.detach() for w in weights])), versions
+            self._packed, self._versions = _pack(torch.cat([_weight(layer) for layer in self._layers])), versions
             biases = [linear.bias.detach() for linear in self._linears if linear.bias is not None]
             self._bias = torch.cat(biases) if biases else None
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -60,38 +64,71 @@ class PackedLinear:
 
 
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Give every large ``nn.Linear`` of ``model`` on the CPU a packed forward pass (inference only); return them."""
+    """Give every large linear layer of ``model`` on the CPU a packed forward pass (inference only); return them."""
     found: list[PackedLinear] = []
-    for linears in _groups(model):
-        if sum(linear.weight.numel() for linear in linears) < MIN_ELEMENTS:
+    for layers in _groups(model):
+        if sum(_linear(layer).weight.numel() for layer in layers) < MIN_ELEMENTS:
             continue
-        packed = PackedLinear(*linears)
+        packed = PackedLinear(*layers)
         found.append(packed)
-        for at, linear in enumerate(linears):
-            linear.forward = partial(packed, at=at)  # type: ignore[method-assign]
+        for at, layer in enumerate(layers):
+            layer.forward = partial(packed, at=at)
     return found
 
 
-def _groups(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Every ``nn.Linear`` that can be packed, once: those that read one input together, the others alone."""
+def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Every layer that can be packed, once: those that read one input together, the others alone."""
     seen: set[nn.Module] = set()
     for module in model.modules():
         for names in TOGETHER:
-            # An adapter wraps the layer and hands its own input on to it.
-            layers = [
-                getattr(child, "base_layer", child) for n in names if (child := getattr(module, n, None)) is not None
-            ]
-            if len(layers) == len(names) and all(map(_packable, layers)) and _alike(layers):
-                seen.update(layers)
+            layers = [_reached(child) for n in names if (child := getattr(module, n, None)) is not None]
+            if seen.intersection(layers):
+                continue  # peft's wrappers show the attributes of what they wrap as their own
+            if len(layers) == len(names) and all(map(_packable, layers)) and _alike(list(map(_linear, layers))):
+                seen.update(layers, map(_linear, layers))
                 yield layers
     for module in model.modules():
         if module not in seen and _packable(module):
-            seen.add(module)
-            yield [module]  # type: ignore[list-item]
+            seen.update((module, _linear(module)))
+            yield [module]
 
 
 def _packable(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and _supported(module.weight)
+    return (type(module) is nn.Linear or _is_plain_adapter(module)) and _supported(_linear(module).weight)
+
+
+def _is_plain_adapter(module: nn.Module) -> bool:
+    """LoRA and nothing else around a linear layer. Its relatives (DoRA, …) and other dtypes keep their own forward."""
+    if "peft" not in sys.modules:
+        return False
+    from peft.tuners.lora.layer import Linear as Lora
+
+    if type(module) is not Lora or type(module.base_layer) is not nn.Linear:
+        return False
+    odd = module.disable_adapters, module.merged, module.lora_variant, any(module.lora_bias.values())
+    return not any(odd) and len({p.dtype for p in module.parameters()}) == 1
+
+
+def _linear(layer: nn.Module) -> nn.Linear:
+    """The layer itself, or the one under its adapter."""
+    inner: Any = getattr(layer, "base_layer", layer)
+    linear: nn.Linear = inner
+    return linear
+
+
+def _reached(child: nn.Module) -> nn.Module:
+    """What of a layer can be packed: where an adapter has to stay, the layer under it, which gets the same input."""
+    return child if _is_plain_adapter(child) else _linear(child)
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """The one weight that a layer multiplies by."""
+    weight = _linear(layer).weight.detach()
+    if layer is _linear(layer):
+        return weight
+    adapter: Any = layer
+    deltas = [adapter.get_delta_weight(name).detach() for name in adapter.active_adapters if name in adapter.lora_A]
+    return sum(deltas, start=weight)
 
 
 def _alike(layers: list[nn.Linear]) -> bool:

@@ -11,7 +11,6 @@ import asyncio
 import importlib
 import inspect
 import json
-import re
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from typing import Annotated, Any, NotRequired, TypeVar, get_type_hints
 import pydantic
 from typing_extensions import TypedDict
 
+from palestra.env.docstrings import describe
+from palestra.env.results import cut, result_text
 from palestra.env.threads import message_of, run_on_thread
 from palestra.errors import ConfigError, unknown
 
@@ -28,8 +29,6 @@ MAX_RESULT_CHARS = 4096
 TIMEOUT_S = 10.0
 
 _MARKED: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-_PARAMETER = re.compile(r"^\s*\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
-_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?|Notes?)\s*:\s*$")
 
 
 def tool(function: F) -> F:
@@ -72,7 +71,7 @@ class Tool:
         if not callable(target):
             raise ConfigError(f"tool {function!r} is not a function")
         name = getattr(target, "__name__", type(target).__name__)
-        summary, described = _docstring(target)
+        summary, described = describe(inspect.getdoc(target) or "")
         adapter = _arguments(target, name, described)
         parameters = _tidy(adapter.json_schema())
         body = {"name": name, "description": summary, "parameters": parameters}
@@ -91,7 +90,7 @@ class ToolResult:
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON schema of a function, from its type hints and its (Google-style) docstring.
+    """The JSON schema of a function, from its type hints and its docstring (Google, numpy, Sphinx or epydoc).
 
     A parameter with a default is not required. Raises :class:`ConfigError` as :meth:`Tool.of` does.
 
@@ -139,29 +138,6 @@ async def execute(
         said = f"tool {name} timed out after {timeout_s:g} s"
         return ToolResult(f"Error: {said}", failed=True, fatal=said if item.stateful else None)
     return ToolResult(cut(text, max_result_chars), failed=failed)
-
-
-def result_text(value: Any) -> str:
-    """A result as the model reads it: text as it is, everything else as JSON, and what is no JSON as its repr.
-
-    >>> [result_text(v) for v in ("", 0, None, False, [1, "é"], {1j})]
-    ['', '0', 'null', 'false', '[1, "é"]', '{1j} (not JSON: shown as Python prints it)']
-    """
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        return f"{value!r} (not JSON: shown as Python prints it)"
-
-
-def cut(text: str, max_chars: int) -> str:
-    """The first ``max_chars`` characters, and how many are missing.
-
-    >>> cut("abcdef", 4)
-    'abcd… [2 characters cut]'
-    """
-    return text if len(text) <= max_chars else f"{text[:max_chars]}… [{len(text) - max_chars} characters cut]"
 
 
 def import_object(path: str) -> Any:
@@ -220,29 +196,6 @@ def _arguments(function: Callable[..., Any], name: str, described: Mapping[str, 
         reason = str(error).splitlines()[0]
         raise ConfigError(f"tool {name}: a parameter's type hint has no JSON form: {reason}") from error
     return adapter
-
-
-def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """(what stands before the first section or doctest, parameter → description)."""
-    summary: list[str] = []
-    described: dict[str, str] = {}
-    section, current, indent = "", "", 0
-    for line in (inspect.getdoc(function) or "").splitlines():
-        if heading := _SECTION.match(line):
-            section, current = heading[1], ""
-        elif line.lstrip().startswith(">>>"):
-            section = "Examples"
-        elif not section:
-            summary.append(line.strip())
-        elif section in ("Args", "Arguments", "Parameters") and line.strip():
-            depth = len(line) - len(line.lstrip())
-            found = _PARAMETER.match(line)
-            if found and (not current or depth <= indent):
-                current, indent = found[1], depth
-                described[current] = found[2].strip()
-            elif current:
-                described[current] = f"{described[current]} {line.strip()}".strip()
-    return " ".join(s for s in summary if s), described
 
 
 def _tidy(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,9 +155,9 @@ def judge(
         return math.fsum(judging.score(*asked) for _ in range(samples)) / samples
 
     def reward(
-        prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[Any], **_: Any
+        prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[Any] | None = None, **_: Any
     ) -> list[float | Exception | None]:
-        return list(_each(workers, mean, prompts, completions, answer))
+        return list(_each(workers, mean, prompts, completions, answer or [None] * len(completions)))
 
     return reward
 
@@ -178,9 +178,9 @@ def judge_pairwise(
     judging = Judge(_chat_model(endpoint), criteria=criteria)
 
     def reward(
-        prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[Any], **_: Any
+        prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[Any] | None = None, **_: Any
     ) -> list[float | Exception | None]:
-        prompt, gold = _prompt_text(prompts[0]), answer[0]
+        prompt, gold = _prompt_text(prompts[0]), answer[0] if answer else None
         shown = str(gold) if reference and gold is not None else None
         texts = [_answer_text(c) for c in completions]
         pairs = ring(len(texts), opponents)

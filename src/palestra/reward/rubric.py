@@ -13,11 +13,13 @@ from typing import Any
 from palestra.errors import ConfigError, RewardError, UserError
 from palestra.reward.base import PerTurn, RewardFunction, Stateful
 from palestra.reward.gates import Gate, check_gates, gated
+from palestra.reward.trl import EXTRAS, NOTES, Log, TrainerState
 from palestra.reward.turns import by_turn, with_payments, without_payments
 from palestra.reward.worker import Worker
-from palestra.types import Author, Episode, Group, Message, RewardTerm, Trajectory, Turn
+from palestra.types import Author, Episode, Group, Message, RewardTerm, Task, Trajectory, Turn
 
-RESERVED = ("prompts", "completions", "completion_ids", "trajectories", "answer", "task_id")
+RESERVED = ("prompts", "completions", "completion_ids", "trajectories", "answer", "task_id", *EXTRAS)
+OUTSIDE_TRAINING = TrainerState()
 
 REWARD_ERRORS = "reward_errors"
 """Under this key an ``Episode.info`` holds what each function that failed to score the episode raised, one line by
@@ -53,9 +55,10 @@ class Rubric:
     gates: part → the part that must have passed for it to count (:mod:`palestra.reward.gates`).
 
     A function gets the columns it has parameters for, all of them when it takes ``**kwargs``: ``prompts``,
-    ``completions``, ``completion_ids``, ``trajectories``, ``answer`` (also as ``ground_truth``), ``task_id`` and
-    the task's ``meta``. Episodes with an error are not scored. What a function pays :class:`PerTurn` also stands on the
-    turns of the trajectory that it saw.
+    ``completions``, ``completion_ids``, ``trajectories``, ``answer`` (also as ``ground_truth``), ``task_id``,
+    ``question`` (the prompt's text, where the task has no column of that name) and the task's ``meta``; and what TRL
+    gives beside them (:mod:`palestra.reward.trl`), of which what was logged stands in the episode's info. Episodes with
+    an error are not scored. What a function pays :class:`PerTurn` also stands on the turns of the trajectory it saw.
 
     >>> import asyncio
     >>> from palestra.types import StopReason, Task
@@ -78,6 +81,8 @@ class Rubric:
         if on_error not in ("exclude", "raise"):
             raise ConfigError(f"on_error is {on_error!r}: choose 'exclude' or 'raise'")
         self.functions = dict(functions)
+        for name, (function, _) in self.functions.items():
+            parameters_of(name, function)
         self.chat = chat
         self.on_error = on_error
         self.env_weights = dict(env_weights or {})
@@ -95,15 +100,18 @@ class Rubric:
         functions: dict[str, Any] = {name: function for name, (function, _) in self.functions.items()}
         return {name: function for name, function in functions.items() if isinstance(function, Stateful)}
 
-    async def score(self, group: Group) -> Group:
-        """The same group, whose trajectories carry a :class:`RewardTerm` for each part."""
+    async def score(self, group: Group, state: TrainerState = OUTSIDE_TRAINING) -> Group:
+        """The same group, whose trajectories carry a :class:`RewardTerm` for each part. state: for functions that ask
+        for ``trainer_state``."""
         group = without_payments(group)
         views = _views(group)
         terms: list[dict[str, RewardTerm]] = self._env_terms(views)
         paid: dict[int, dict[int, dict[str, float]]] = {}
         failures: dict[int, dict[str, str]] = {}
+        log = Log(len(views))
         if views:
-            columns = _columns(group, views, self.chat)
+            columns: dict[str, Any] = dict(_columns(group, views, self.chat))
+            columns |= {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
             for name, (function, weight) in self.functions.items():
                 failed: dict[int, str] = {}
                 values = await self._values(name, function, columns, len(views), failed)
@@ -117,7 +125,8 @@ class Rubric:
                     held[name] = RewardTerm(value, weight)
                     for turn, earned in by_turn(name, view.last, of_turns) if of_turns is not None else ():
                         paid.setdefault(view.episode, {}).setdefault(id(turn), {})[name] = earned
-        return _with_rewards(group, views, [gated(held, self.gates) for held in terms], paid, failures)
+        noted = {view.episode: notes for at, view in enumerate(views) if (notes := log.of(at))}
+        return _with_rewards(group, views, [gated(held, self.gates) for held in terms], paid, failures, noted)
 
     def _env_terms(self, views: Sequence[View]) -> list[dict[str, RewardTerm]]:
         paid = [_payments(v.turns) for v in views]
@@ -127,19 +136,19 @@ class Rubric:
         return [{n: RewardTerm(p.get(n, 0.0), self.env_weights.get(n, 1.0)) for n in parts} for p in paid]
 
     async def _values(
-        self, name: str, function: RewardFunction, columns: Mapping[str, list[Any]], count: int, failed: dict[int, str]
+        self, name: str, function: RewardFunction, columns: Mapping[str, Any], count: int, failed: dict[int, str]
     ) -> list[Score]:
         """A score for each completion; ``failed`` gets what was raised, by the index of the completion."""
         chosen = accepted(name, function, columns)
         try:
-            returned = await self._call(function, chosen)
+            returned = await self._call(name, function, chosen)
         except UserError:
             raise
         except Exception as error:
             if self.on_error == "raise":
                 raise
             if count > 1:
-                rows = [{k: [v[i]] for k, v in chosen.items()} for i in range(count)]
+                rows = [_only(chosen, i) for i in range(count)]
                 return [await self._alone(name, function, row, i, failed) for i, row in enumerate(rows)]
             failed[0] = self._count(name, error)
             return [(None, None)]
@@ -157,11 +166,11 @@ class Rubric:
         return [None if isinstance(value, Exception) else value for value in returned]
 
     async def _alone(
-        self, name: str, function: RewardFunction, row: Mapping[str, list[Any]], index: int, failed: dict[int, str]
+        self, name: str, function: RewardFunction, row: Mapping[str, Any], index: int, failed: dict[int, str]
     ) -> Score:
         # The whole call failed; one completion at a time shows which of them it was.
         try:
-            returned = await self._call(function, row)
+            returned = await self._call(name, function, row)
         except UserError:
             raise
         except Exception as error:
@@ -174,11 +183,21 @@ class Rubric:
         self.last_error[name] = " ".join(f"{type(error).__name__}: {error}".split())
         return self.last_error[name]
 
-    async def _call(self, function: RewardFunction, columns: Mapping[str, list[Any]]) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(**columns)
-        returned = await self._worker.run(function, **columns)  # an awaitable when an async object was called
-        return await returned if inspect.isawaitable(returned) else returned
+    async def _call(self, name: str, function: RewardFunction, columns: Mapping[str, Any]) -> Any:
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(**columns)
+            returned = await self._worker.run(function, **columns)  # an awaitable when an async object was called
+            return await returned if inspect.isawaitable(returned) else returned
+        except SystemExit as error:  # it ends its call, not the run
+            raise RuntimeError(f"reward function {name!r} called sys.exit({error.code!r})") from error
+
+
+def _only(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The columns of one completion; nothing that is logged about it alone is kept."""
+    log = Log(1)
+    own = {"log_extra": log.extra, "log_metric": log.metric}
+    return {k: own.get(k, v) if k in EXTRAS else [v[index]] for k, v in columns.items()}
 
 
 Score = tuple[float | None, PerTurn | None]
@@ -268,6 +287,7 @@ def _columns(group: Group, views: Sequence[View], chat: bool) -> dict[str, list[
             raise RewardError(f"task {task.id!r} has a column {name!r}, which reward functions get from us: rename it")
     columns: dict[str, list[Any]] = {
         "ground_truth": [task.answer] * count,
+        "question": [_asked(task)] * count,
         **{name: [value] * count for name, value in task.meta.items()},
         "answer": [task.answer] * count,
         "task_id": [task.id] * count,
@@ -278,10 +298,19 @@ def _columns(group: Group, views: Sequence[View], chat: bool) -> dict[str, list[
         columns["prompts"] = [list(v.last.turns[0].observation if v.last.turns else task.messages()) for v in views]
         columns["completions"] = [_reply(v.last) for v in views]
     else:
-        prompt = task.prompt if isinstance(task.prompt, str) else "\n".join(m.get("content", "") for m in task.prompt)
-        columns["prompts"] = [prompt] * count
+        columns["prompts"] = [_text(task)] * count
         columns["completions"] = [v.last.completion_text for v in views]
     return columns
+
+
+def _text(task: Task) -> str:
+    return task.prompt if isinstance(task.prompt, str) else "\n".join(m.get("content", "") for m in task.prompt)
+
+
+def _asked(task: Task) -> str:
+    """What the user asks: the prompt, of a dialogue the last message of the user."""
+    said = [m.get("content", "") for m in task.messages() if m.get("role") == "user"]
+    return said[-1] if said else _text(task)
 
 
 def _reply(trajectory: Trajectory) -> list[Message]:
@@ -294,9 +323,25 @@ def _model_ids(trajectory: Trajectory) -> list[int]:
     return [i for s in trajectory.spans if s.author is Author.MODEL for i in s.tokens.tolist()]
 
 
-def accepted(name: str, function: Callable[..., Any], columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def parameters_of(name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a reward function. Raises ConfigError for a callable that does not show them.
+
+    >>> parameters_of("mine", dict)
+    Traceback (most recent call last):
+    palestra.errors.ConfigError: reward function 'mine' is 'dict', whose parameters cannot be read; give a function
+    """
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        shown = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(
+            f"reward function {name!r} is {shown!r}, whose parameters cannot be read; give a function"
+        ) from None
+
+
+def accepted(name: str, function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns this function has parameters for."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = parameters_of(name, function)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         wanted = dict(columns)
     else:
@@ -316,6 +361,7 @@ def _with_rewards(
     terms: Sequence[Mapping[str, RewardTerm]],
     paid: Mapping[int, Mapping[int, Mapping[str, float]]],
     failures: Mapping[int, Mapping[str, str]],
+    noted: Mapping[int, Mapping[str, Any]],
 ) -> Group:
     found: dict[tuple[int, int], Mapping[str, RewardTerm]] = {}
     for view, held in zip(views, terms, strict=True):
@@ -326,8 +372,10 @@ def _with_rewards(
             dataclasses.replace(t, rewards=found.get((index, at), t.rewards))
             for at, t in enumerate(with_payments(episode.trajectories, paid.get(index, {})))
         )
-        info = {name: value for name, value in episode.info.items() if name != REWARD_ERRORS}
+        info = {name: value for name, value in episode.info.items() if name not in (REWARD_ERRORS, NOTES)}
         if index in failures:
             info[REWARD_ERRORS] = dict(failures[index])
+        if index in noted:
+            info[NOTES] = dict(noted[index])
         episodes.append(dataclasses.replace(episode, trajectories=trajectories, info=info))
     return dataclasses.replace(group, episodes=tuple(episodes))

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,8 +70,8 @@ class Run:
 
         trackers: extra ones by name (``wandb``, ``trackio``); JSONL and TensorBoard are always there. Raises
         RunError when the directory holds another run, other files, or cannot be written; a directory that could
-        not be set up completely is left as it was, and so is one whose ``with`` block a UserError leaves before
-        anything was logged or saved: the command, put right, can have it.
+        not be set up completely is left as it was, and so is one whose ``with`` block a UserError or Ctrl-C
+        leaves before anything was logged or saved: the next command can have it.
         """
         path, values = Path(path), config.model_dump(mode="json")
         if resume and _begun(path):
@@ -116,8 +118,8 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         self.close()
-        mistaken = kind is not None and issubclass(kind, UserError)
-        if mistaken and self._made is not None and not any((self.path / name).exists() for name in _KEPT):
+        ended = kind is not None and issubclass(kind, UserError | KeyboardInterrupt)
+        if ended and self._made is not None and not any((self.path / name).exists() for name in _KEPT):
             _unclaim(self.path, self._made)
 
 
@@ -189,14 +191,41 @@ def _version(package: str) -> str | None:
 
 
 def check_free(path: str | Path) -> None:
-    """Refuse a directory that holds another run or other files, before time is spent on loading a model."""
+    """Refuse a directory that cannot be written or holds another run or other files, before time is spent on loading a
+    model. Raises RunError."""
     path = Path(path)
+    check_writable(path)
     if not path.is_dir():
         return
     if (path / "run.json").exists():
-        raise RunError(f"{path} already holds a run; go on with it by --resume or choose another --out")
+        go_on = "" if _kind(path / "run.json") == "EvalConfig" else "go on with it by --resume or "
+        raise RunError(f"{path} already holds a run; {go_on}choose another --out")
     if any(path.iterdir()):
         raise RunError(f"{path} is not empty and holds no run; choose another --out")
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a directory that cannot be made, or that takes no file; leaves nothing behind. Raises RunError.
+
+    >>> check_writable("/dev/null/a")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    palestra.errors.RunError: cannot write /dev/null/a: a part of the path is a file, not a directory; choose ...
+    """
+    path = Path(path)
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(errno.EEXIST, "not a directory")
+        there = next(p for p in (path, *path.parents) if p.exists())
+        with tempfile.TemporaryFile(dir=there) as file:  # has no name: a killed process leaves none either
+            file.write(bytes(4096))
+
+
+def _kind(file: Path) -> Any:
+    """The kind of run that a ``run.json`` tells of; None where it cannot be read."""
+    try:
+        return read_json(file, "")["kind"]
+    except (RunError, KeyError):
+        return None
 
 
 def _claim(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from palestra.errors import RunError, UserError
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another --out",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another --out",
+    errno.ENOENT: "no directory can be made there; choose another --out",
     errno.EACCES: "no permission to write there; choose another --out",
     errno.EPERM: "no permission to write there; choose another --out",
     errno.EROFS: "the file system is read-only; choose another --out",

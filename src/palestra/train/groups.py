@@ -17,6 +17,7 @@ from palestra.engine.local import LocalEngine
 from palestra.learn.batch import Rows
 from palestra.learn.robust import TrainingError
 from palestra.reward.rubric import REWARD_ERRORS
+from palestra.reward.trl import TrainerState
 from palestra.rollout.collect import collect
 from palestra.rollout.dump import from_line, to_line
 from palestra.rollout.failures import Failures
@@ -95,6 +96,7 @@ async def draw_groups(
     """The groups that step ``step`` draws from ``cursor`` on, scored, in the order of their draws. The weights that
     learn from them are of version ``step``: that is what staleness is counted from."""
     rollout = world.rollout(engine, config.sampling, purpose="train")
+    state = TrainerState(step, config.train.steps, float(cursor.epoch))
 
     async def play(draws: Sequence[tuple[int, Task]]) -> list[Group]:
         groups = collect(
@@ -113,7 +115,7 @@ async def draw_groups(
                 done = [group async for group in groups]
         # Groups come back as they finish; they are scored in the order of their draws, so that runs repeat.
         with timed(timings, "time/reward_s"):
-            return [await world.rubric.score(group) for group in sorted(done, key=lambda g: g.draw)]
+            return [await world.rubric.score(group, state) for group in sorted(done, key=lambda g: g.draw)]
 
     return await fill(
         world.tasks,

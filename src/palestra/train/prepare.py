@@ -36,7 +36,7 @@ def prepare(config: RLConfig, tell: Callable[[str], None] | None = None) -> Prep
     world = setup.make_world(config, loaded)
     world.env_factory()
     if config.eval.size:
-        setup.eval_tasks(config, config.eval, 1)
+        setup.eval_tasks(config, config.eval, 1, setup.fields_read(world.rubric))
     samples: Sequence[Sample] = ()
     if (settings := config.warmup) is not None:
         dialogues = make_dialogues(settings.data.name, seed=config.seed, **settings.data.options)

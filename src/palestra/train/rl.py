@@ -29,7 +29,7 @@ from palestra.rollout.failures import Failures
 from palestra.rollout.journal import FILE as JOURNAL
 from palestra.rollout.journal import Journal
 from palestra.rollout.seeds import noise_key
-from palestra.run.directory import Run, check_free
+from palestra.run.directory import Run, check_free, check_writable
 from palestra.run.health import Watch
 from palestra.run.progress import Progress
 from palestra.train import setup, sft, warmup
@@ -146,9 +146,7 @@ class RLTrainer:
         learner = make_learner(config, self.model, reference=reference, rate=self._rate("rl"))
         self.policy, self.optimizer, self.scheduler = learner
         ahead: Any = None
-        if self._resumed is None:
-            seed_rng(config.seed)
-        else:
+        if self._resumed is not None:
             state: Any = load_checkpoint(self._resumed)
             restore_critic(self.policy, state.trainer)
             self.steps_done = sft.restore_trainer(self._resumed, self.optimizer, self.scheduler, self.faults.guard)
@@ -160,7 +158,9 @@ class RLTrainer:
             self._unlogged = state.trainer.get("row")
             self.world.remember(state.trainer.get("rewards", {}))
             ahead = state.trainer.get("ahead")
-        # Step 0 is the evaluation before, which is played again when nothing else was done.
+        # Step 0 is the evaluation before, which is played again, from the same draws, when nothing else was done.
+        if not self.steps_done:
+            seed_rng(config.seed)
         logged = self.steps_done - (self._unlogged is not None)
         self.run_dir.rewind(logged if self.steps_done else -1, phase="rl")
         self._remembered = self.world.remembered()
@@ -172,7 +172,11 @@ class RLTrainer:
         """Steps until the end; what happens around a step is decided here, what happens in it in :meth:`step`."""
         settings, steps = self.config.eval, self.config.train.steps
         if self.steps_done == 0:
-            self.results["before"] = await self.evaluate(settings.size, "evaluation before")
+            try:
+                self.results["before"] = await self.evaluate(settings.size, "evaluation before")
+            except (asyncio.CancelledError, KeyboardInterrupt):
+                self.save()  # Ctrl-C: what is resumed plays this evaluation from its beginning
+                raise
             self.save()
             warmup.clear(self.run_dir)
         self.progress.phase(f"RL ({self.config.algorithm.preset})", total=steps, done=self.steps_done)
@@ -376,8 +380,7 @@ def train_rl(
     """``palestra rl``: returns the summary that is also written to the run directory, beside ``report.html``."""
     from palestra.train.report import report_run
 
-    if not resume:
-        check_free(config.out)
+    (check_writable if resume else check_free)(config.out)
     prepared = prepare(config, partial(progress.note, warning=True))
     with Run.open(config.out, config, resume=resume, trackers=config.trackers) as run:
         trainer = RLTrainer(prepared, run, progress=progress, resume=resume)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from palestra.chat import Renderer, make_renderer
-from palestra.data.source import Cursor, TaskSource, make_source
+from palestra.data.source import NOTHING, Cursor, Needs, TaskSource, make_source
 from palestra.engine.base import Engine
 from palestra.engine.local import LocalEngine
 from palestra.engine.rounds import Rounds
@@ -24,11 +24,11 @@ from palestra.errors import ConfigError
 from palestra.model.loading import LoadedModel, load_model
 from palestra.reward.base import Stateful
 from palestra.reward.build import make_rubric
-from palestra.reward.rubric import Rubric
+from palestra.reward.rubric import RESERVED, Rubric
 from palestra.rollout.collect import Rollout
 from palestra.rollout.episode import SamplingConfig, run_episode
 from palestra.rollout.journal import Journal
-from palestra.train.config import Choice, EvalSettings, ModelConfig, RLConfig, TaskConfig
+from palestra.train.config import Choice, EvalConfig, EvalSettings, ModelConfig, RLConfig, TaskConfig
 from palestra.types import Episode, Task
 
 
@@ -96,7 +96,8 @@ def load(config: ModelConfig) -> LoadedModel:
 
 
 def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
-    """Build what surrounds the policy; every unknown name and option is refused here, before anything runs."""
+    """Build what surrounds the policy; every unknown name and option is refused here, before anything runs, and so are
+    tasks that lack what the rewards read."""
     own, whole = config.env.options.get("timeout_s"), config.limits.step_timeout_s
     if isinstance(own, int | float) and own > whole:
         raise ConfigError(
@@ -106,14 +107,42 @@ def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
     renderer = renderer_for(config.renderer, loaded)
     ahead = isinstance(config, RLConfig) and config.train.max_staleness > 0  # weights change while rewards are paid
     rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain", policy=None if ahead else loaded)
+    needs: Needs = fields_read(rubric)
+    if isinstance(config, EvalConfig):  # which plays the held-out tasks, and no others
+        if config.eval.size:
+            eval_tasks(config, config.eval, 1, needs)
+        needs = NOTHING
     return World(
         config=config,
         renderer=renderer,
         env_factory=make_env(config.env.name, **config.env.options),
         rubric=rubric,
-        tasks=make_source(config.data.name, seed=config.seed, **{"split": "train"} | config.data.options),
+        tasks=make_source(
+            config.data.name,
+            needs,
+            seed=config.seed,
+            **{"split": "train"} | config.data.options,
+        ),
         memory=rubric.stateful,
     )
+
+
+def fields_read(rubric: Rubric) -> dict[str, str]:
+    """What a task must have for its rewards, each field with the first function that reads it: their parameters
+    without a default, but for those that every function gets from us (``question`` is the prompt, if no column).
+
+    >>> rubric = make_rubric({"accuracy": 1.0, "length_penalty": 0.1, "format": 0.5}, chat=True)
+    >>> fields_read(rubric)
+    {'answer': "reward 'accuracy'"}
+    """
+    found: dict[str, str] = {}
+    for name, (function, _) in rubric.functions.items():
+        for p in inspect.signature(function).parameters.values():
+            field = "answer" if p.name == "ground_truth" else p.name
+            needed = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            if needed and (field == "answer" or field not in (*RESERVED, "question")):
+                found.setdefault(field, f"reward {name!r}")
+    return found
 
 
 def renderer_for(choice: Choice, loaded: LoadedModel) -> Renderer:
@@ -128,10 +157,10 @@ def make_engine(config: TaskConfig, model: nn.Module, renderer: Renderer, *, apa
     return LocalEngine(model, lambda ids: renderer.decode(ids), config.engine, apart=apart)
 
 
-def eval_tasks(config: TaskConfig, settings: EvalSettings, size: int) -> Sequence[Task]:
-    """The first ``size`` held-out tasks (fewer when there are fewer)."""
+def eval_tasks(config: TaskConfig, settings: EvalSettings, size: int, needs: Needs = NOTHING) -> Sequence[Task]:
+    """The first ``size`` held-out tasks (fewer when there are fewer). needs: what each of them must have."""
     choice = settings.data or config.data
-    source = make_source(choice.name, seed=config.seed, **choice.options | {"split": settings.split})
+    source = make_source(choice.name, needs, seed=config.seed, **choice.options | {"split": settings.split})
     wanted = size if source.size is None else min(size, source.size)
     return source.take(Cursor(), wanted)[0]
 
