@@ -30,7 +30,7 @@ test: $(VENV)/.palestra-dev
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(VENV)/.palestra-dev
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow -n 2 --dist load
 
 # Ours, transformers and the machine's ceilings; then everything, and what trains to an accuracy. Each goes on where it
 # was cut; take its file away to begin anew.

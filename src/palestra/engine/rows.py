@@ -41,7 +41,7 @@ class Rows:
                 tokens.append(token)
                 positions.append(position)
         decoding = len(tokens) - first
-        count = round_up(len(tokens) + 1, ROW_MULTIPLE)  # at least one spare row, where padding may point
+        count = round_up(len(tokens), ROW_MULTIPLE)
         spare = count - len(tokens)
         writes += [(len(tokens) + i, 0, 0) for i in range(spare)]
         self.tokens = torch.tensor(tokens + [0] * spare, device=device)
@@ -49,23 +49,22 @@ class Rows:
         written, self.slots, self.places = torch.tensor(writes, device=device).unbind(1)
         self.written = written if len(writes) > count else None
         wanted = max(ROW_MULTIPLE, round_up(decoding, ROW_MULTIPLE))
-        self.decoded = torch.tensor([*range(first, first + decoding)] + [count - 1] * wanted, device=device)
-        self.decoded = self.decoded[:wanted]
-        self.blocks = [*_fill_blocks(schedule.fills, count - 1, device)]
+        self.decoded = torch.tensor([*range(first, first + decoding)] + [0] * (wanted - decoding), device=device)
+        self.blocks = [*_fill_blocks(schedule.fills, count, device)]
         if schedule.decodes:
-            self.blocks += _decode_blocks(schedule.decodes, first, count - 1, device)
+            self.blocks += _decode_blocks(schedule.decodes, first, count, device)
 
 
-def _decode_blocks(decodes: list[Decode], first: int, spare: int, device: torch.device) -> Iterator[Block]:
+def _decode_blocks(decodes: list[Decode], first: int, beyond: int, device: torch.device) -> Iterator[Block]:
     """Those with long drafts apart, so that the others' rows are not padded to theirs."""
     begins = np.cumsum([first, *(d.rows for d in decodes)]).tolist()
     for wide in (False, True):
         members = [(d, b) for d, b in zip(decodes, begins, strict=False) if (d.rows > NARROW) == wide]
         if members:
-            yield _decode_block(members, spare, device)
+            yield _decode_block(members, beyond, device)
 
 
-def _decode_block(decodes: list[tuple[Decode, int]], spare: int, device: torch.device) -> Block:
+def _decode_block(decodes: list[tuple[Decode, int]], beyond: int, device: torch.device) -> Block:
     """One slot for all twins, and their rows from ``begin`` on. Where the slots lie close together, the block spans all
     slots from the first to the last, idle ones included: a view of the store, whereas picking slots one by one copies
     their keys, which costs more than all of attention."""
@@ -73,7 +72,7 @@ def _decode_block(decodes: list[tuple[Decode, int]], spare: int, device: torch.d
     low, high = int(numbers.min()), int(numbers.max()) + 1
     dense = high - low <= 2 * len(decodes)
     shape = high - low if dense else len(decodes), max(d.rows for d, _ in decodes)
-    rows, positions = np.full(shape, spare, np.int64), np.full(shape, -1, np.int64)
+    rows, positions = np.full(shape, beyond, np.int64), np.full(shape, -1, np.int64)
     for where, (decode, begin) in zip(numbers - low if dense else range(len(decodes)), decodes, strict=True):
         last = len(decode.twins[0].slot.tokens) - 1
         rows[where, : decode.rows] = np.arange(begin, begin + decode.rows)
@@ -86,7 +85,7 @@ def _decode_block(decodes: list[tuple[Decode, int]], spare: int, device: torch.d
     )
 
 
-def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.device) -> Iterator[Block]:
+def _fill_blocks(fills: list[tuple[Slot, int, int]], beyond: int, device: torch.device) -> Iterator[Block]:
     """Prefill segments as padded blocks, segments of like length together."""
     first = 0
     spans: list[tuple[int, int, int, int]] = []  # (rows rounded up, first row, first position, slot)
@@ -96,7 +95,7 @@ def _fill_blocks(fills: list[tuple[Slot, int, int]], spare: int, device: torch.d
     lengths = [end - start for _, start, end in fills]
     for width in sorted({w for w, *_ in spans}):
         members = [(s, n) for s, n in zip(spans, lengths, strict=True) if s[0] == width]
-        rows = np.full((len(members), width), spare, np.int64)
+        rows = np.full((len(members), width), beyond, np.int64)
         positions = np.full((len(members), width), -1, np.int64)
         for i, ((_, row, position, _), n) in enumerate(members):
             rows[i, :n] = np.arange(row, row + n)

@@ -83,13 +83,18 @@ def _grown(have: int, need: int) -> int:
 @dataclass(slots=True)
 class Block:
     """Rows that attend together: S slots (by number, or a range), up to Lq rows each. ``rows`` (S, Lq) indexes the flat
-    rows; ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many keys to look at."""
+    rows, their number where padded; ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many
+    keys to look at. ``queries`` (S, Lq): ``rows``, with some row where padded."""
 
     slots: Tensor | slice
     rows: Tensor
     positions: Tensor
     length: int
+    queries: Tensor = field(init=False)
     masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queries = self.rows.masked_fill(self.positions < 0, 0)
 
     def hidden(self, window: int | None) -> Tensor:
         """bool (S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
@@ -133,12 +138,12 @@ class SlotPlan:
             rows = (rows[0][self.written], rows[1][self.written])
         self.store.write(layer, self.slots, self.places, *rows)
         flat = query[0].transpose(0, 1)  # (N, H, D)
-        out = flat.new_zeros(*flat.shape[:2], value.shape[-1])
+        out = flat.new_zeros(flat.shape[0] + 1, flat.shape[1], value.shape[-1])  # the last is where padding goes
         for block in self.blocks:
             keys = self.store.keys[layer][block.slots, :, : block.length]  # (S, Hkv, L, D)
             values = self.store.values[layer][block.slots, :, : block.length]
-            out[block.rows] = _grouped(flat[block.rows], keys, values, block.hidden(window), scale, softcap, sinks)
-        return out[None]
+            out[block.rows] = _grouped(flat[block.queries], keys, values, block.hidden(window), scale, softcap, sinks)
+        return out[None, :-1]
 
 
 def _grouped(
