@@ -344,6 +344,21 @@ TEXT_THEN_EOS = (
 )
 
 
+# The last turn ends by another token than the ones before it (as gpt-oss's), and earlier ones by none at all.
+LAST_ENDS_APART = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ':' + m['content'] }}"
+    "{{ ('<|im_end|>' if loop.last and m['role'] == 'assistant' else EARLIER) }}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+
+
+@pytest.mark.parametrize("earlier", ["'<|im_start|>'", "''"])
+def test_a_last_turn_that_ends_by_a_token_of_its_own_is_no_mistake(earlier: str) -> None:
+    tokenizer = make_tokenizer(LAST_ENDS_APART.replace("EARLIER", earlier), bos="<s>", eos="<|im_end|>")
+    renderer = ChatTemplateRenderer(tokenizer)
+    assert renderer.decode(renderer.get_stop_token_ids()) == "<|im_end|>"
+
+
 @pytest.mark.parametrize("whitespace", [False, True])
 def test_an_end_of_turn_that_is_spelt_out_as_text_is_refused(whitespace: bool) -> None:
     tokenizer = make_tokenizer(SMOLLM2.replace("im_end", "turn_end"), eos="</s>")

@@ -200,6 +200,7 @@ def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
 def test_a_command_without_a_verb_shows_its_help(args: list[str]) -> None:
     result = call(*args)
     assert "Commands:" in result.output and "error" not in result.output
+    assert result.exit_code == (0 if "--help" in args else 2)
 
 
 @pytest.mark.parametrize("args", [["demo"], ["demo", "--resume"], ["rl", "run.yaml"], ["sft", "run.yaml", "--resume"]])

@@ -117,7 +117,7 @@ class Deep(Config):
     [
         ({"stpes": 1}, "did you mean 'first.steps' or 'second.steps'?"),  # in every section that has it
         ({"sed": 1}, "did you mean 'seed'?"),  # here before elsewhere
-        ({"first": {"sede": 1}}, "did you mean 'seed'?"),  # elsewhere is also further up
+        ({"first": {"sede": 1}}, "did you mean 'seed' at the top level?"),  # elsewhere is also further up
         ({"wheels": 1}, "known: first, inner, second, seed"),  # too far from everything
     ],
 )

@@ -131,6 +131,13 @@ def test_what_is_more_than_an_adapter_keeps_its_own_forward_around_the_packed_la
         torch.testing.assert_close(model(x), want, rtol=1e-5, atol=1e-5)
 
 
+def test_an_adapter_that_is_not_float32_is_not_added_to_its_weight() -> None:
+    """In bfloat16 a weight of 1 swallows a change of 1e-3: the engine would sample as if nothing had been learned."""
+    model = shifted_adapter(Attention(), target_modules=["q_proj"]).to(torch.bfloat16)
+    pack_linears(model)
+    assert "forward" not in vars(model.base_model.model.q_proj)
+
+
 @needs_onednn
 def test_an_engine_samples_from_an_adapter_and_from_its_next_weights() -> None:
     model = shifted_adapter(wide(), target_modules="all-linear", task_type="CAUSAL_LM")

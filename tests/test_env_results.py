@@ -28,6 +28,24 @@ class City(pydantic.BaseModel):
     at: Point
 
 
+class Shape(pydantic.BaseModel):
+    name: str
+
+
+class Circle(Shape):
+    radius: int
+
+
+class Holder(pydantic.BaseModel):
+    shape: Shape
+
+
+@dataclass
+class Secret:
+    question: str
+    gold: str = field(repr=False)
+
+
 class Colour(enum.Enum):
     RED = "red"
 
@@ -54,13 +72,25 @@ class Broken(pydantic.BaseModel):
         (np.bool_(True), "true"),
         (np.arange(4).reshape(2, 2), "[[0, 1], [2, 3]]"),
         ({np.int64(1): [Colour.RED], Colour.RED: None}, '{"1": ["red"], "red": null}'),
+        ({"zoe": 3, "adam": 1}.keys(), '["zoe", "adam"]'),  # a ranking keeps its order
+        (np.array(["2026-01-31T12"], "datetime64[ns]"), '["2026-01-31T12:00:00.000000000"]'),
+        (Holder(shape=Circle(name="c", radius=2)), '{"shape": {"name": "c", "radius": 2}}'),
+        (Secret("asked", "gold"), '{"question": "asked"}'),  # as its own repr has it
     ],
 )
 def test_what_has_a_form_in_json_is_json(value: Any, text: str) -> None:
     assert result_text(value) == text
 
 
-@pytest.mark.parametrize("value", [{(1, 2): 3}, [b"x"], object, np.array([1j]), iter([1]), print])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *({(1, 2): 3}, [b"x"], object, np.array([1j]), iter([1]), print),
+        np.timedelta64(5, "ns"),  # a number alone would say nothing of its unit
+        np.array([(1, 2.5)], dtype=[("id", int), ("price", float)]),
+        {datetime.date(2026, 1, 1): 1, "2026-01-01": 2},  # one of the two would be lost
+    ],
+)
 def test_what_has_none_is_shown_as_python_prints_it(value: Any) -> None:
     assert result_text(value) == f"{value!r} (not JSON: shown as Python prints it)"
 

@@ -111,14 +111,12 @@ def test_pairs_are_asked_in_both_orders_and_shares_of_wins_are_paid(server: Serv
     assert {("1", "123"), ("123", "1")} <= swapped
 
 
-@pytest.mark.parametrize("function", ["judge", "judge_pairwise"])
-def test_without_a_gold_answer_a_judge_judges_all_the_same(server: Server, function: str) -> None:
+@pytest.mark.parametrize(("function", "options"), [("judge", {"scale": [0, 10]}), ("judge_pairwise", {})])
+def test_without_a_gold_answer_a_judge_judges_all_the_same(
+    server: Server, function: str, options: dict[str, Any]
+) -> None:
     server.reply = by_length
-    reward, _ = (
-        rubric(server, function, scale=[0, 10]).functions["j"]
-        if function == "judge"
-        else rubric(server, function).functions["j"]
-    )
+    reward, _ = rubric(server, function, **options).functions["j"]
     said = [[{"role": "assistant", "content": text}] for text in ("1", "123")]
     first, second = cast(Any, reward)(prompts=["2+2?"] * 2, completions=said)
     assert first > second

@@ -7,6 +7,7 @@ import asyncio
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from palestra.errors import ConfigError, RewardError
@@ -58,6 +59,20 @@ def test_what_is_logged_stands_with_its_episode() -> None:
 
     with pytest.raises(RewardError, match=r"'read'.* 1 values for 2 completions"):
         score(too_few, group())
+
+
+def test_numbers_are_logged_as_numbers_what_is_not_finite_as_none_and_a_failed_call_not_at_all() -> None:
+    def logs(completions: list[str], log_extra: Any) -> list[float]:
+        log_extra("n", [np.int64(5), float("nan")])
+        return [0.0, 1.0]
+
+    def breaks(completions: list[str], log_extra: Any) -> list[float]:
+        log_extra("half", ["done"] * len(completions))
+        raise ValueError("later")
+
+    functions: Any = {"logs": (logs, 1.0), "breaks": (breaks, 1.0)}
+    scored = asyncio.run(Rubric(functions, chat=False).score(group()))
+    assert [e.info[NOTES] for e in scored.episodes] == [{"n": 5}, {"n": None}]
 
 
 def test_one_failing_completion_among_others_keeps_the_state_whole() -> None:

@@ -503,3 +503,22 @@ def test_other_tasks_in_a_resumed_run_are_told(tmp_path: Path) -> None:
     Run.open(tmp_path / "a", Played()).close()
     with pytest.warns(UserWarning, match="goes on with another data than it began with"):
         Run.open(tmp_path / "a", Played(data="hard"), resume=True).close()
+
+
+def test_a_text_is_written_through_a_link_and_into_a_pipe(tmp_path: Path) -> None:
+    """``--out`` may be either; putting a new file in its place would leave the other end without one."""
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "kept").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_text(tmp_path / "pipe", "said")
+    assert os.read(reader, 10) == b"said" and not (tmp_path / "pipe").is_file()
+    os.close(reader)
+
+
+def test_a_link_to_nothing_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="cannot write"):
+        check_writable(tmp_path / "link" / "run")

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from palestra.data.source import GeneratedSource, check_source, make_source
 from palestra.errors import DataError
 from palestra.reward.rubric import Rubric
 from palestra.train.config import EvalConfig, RLConfig
 from palestra.train.prepare import prepare
 from palestra.train.setup import fields_read, load, make_world
+from palestra.types import Task
 
 
 def by_length(completions: list[str], question: list[str]) -> list[float]:
@@ -85,3 +87,18 @@ def test_held_out_tasks_are_asked_too_and_an_evaluation_asks_no_others(tmp_path:
     make_world(evaluation, loaded := load(evaluation.model))
     with pytest.raises(DataError, match=r"train.jsonl:2: no field 'answer'"):
         make_world(EvalConfig.model_validate(config(tmp_path, rewards, eval=eval_on_train)), loaded)
+
+
+def test_of_an_endless_source_some_tasks_may_have_no_answer_and_not_all() -> None:
+    needs = {"answer": "reward 'accuracy'"}
+    check_source(GeneratedSource(lambda i: Task(f"{i}", "1+1=", 2 if i % 4 == 3 else None)), needs, "mine")
+    with pytest.raises(DataError, match="mine: none of 100 tasks has an answer"):
+        check_source(GeneratedSource(lambda i: Task(f"{i}", "1+1=")), needs, "mine")
+
+
+def test_a_row_of_math_without_a_level_is_named_before_training_meets_it(tmp_path: Path) -> None:
+    rows = [{"problem": f"{n}?", "solution": f"\\boxed{{{n}}}", "level": f"Level {n or '?'}"} for n in (1, 2, 0)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=r"train/3: no field 'level', which reward 'hard' reads"):
+        make_source("math", {"level": "reward 'hard'"}, path=str(tmp_path))
+    assert make_source("math", path=str(tmp_path)).size == 3

@@ -339,7 +339,8 @@ def _nearest(key: str, options: Sequence[Any], cls: type[Config]) -> str:
     paths = [(_likeness(key, path[-1]), path) for path in _paths([cls])]
     likest = max((likeness for likeness, _ in paths), default=0.0)
     if likest >= _ELSEWHERE and likest > best:
-        named = [repr(".".join(path)) for likeness, path in paths if likeness == likest][:_NAMED]
+        found = [path for likeness, path in paths if likeness == likest][:_NAMED]
+        named = [repr(".".join(path)) + (" at the top level" if len(path) == 1 else "") for path in found]
     if not named:
         return f"known: {', '.join(known) or 'none'}"
     return f"did you mean {' or '.join([', '.join(named[:-1])] * (len(named) > 1) + named[-1:])}?"

@@ -349,14 +349,12 @@ def difficulty(
         from palestra.data.curriculum import pass_rates, write_pass_rates
         from palestra.errors import DataError
         from palestra.rollout.dump import read_rollouts
-        from palestra.run.files import writing
 
         files = _shown(_rollout_files(rollouts), "reading")
         rates = pass_rates((group for file in files for group in read_rollouts(file)), part, passed)
         if not rates:
             raise DataError(f"no episode has a value of the part {part!r}: check --part and the rollouts")
-        with writing(out):
-            write_pass_rates(out, rates, part)
+        write_pass_rates(out, rates, part)
         never, always = (sum(r == edge for r in rates.values()) for edge in (0.0, 1.0))
         typer.echo(f"{out}: {len(rates)} tasks, {never} never passed, {always} always")
 

@@ -181,8 +181,8 @@ def check_fields(task: Task, needs: Needs, where: str, *, answered: bool, there:
         )
 
 
-LOOKED_AT = 10_000
-"""Most tasks among which an answer is looked for."""
+LOOKED_AT, ENDLESS_LOOKED_AT = 10_000, 100
+"""Most tasks among which an answer is looked for, and how many of a source without an end."""
 
 
 def check_source(source: TaskSource, needs: Needs, where: str) -> None:
@@ -193,7 +193,7 @@ def check_source(source: TaskSource, needs: Needs, where: str) -> None:
     first = source.take(Cursor(), 1)[0][0]
     check_fields(first, needs, f"{where}: task {first.id!r}", answered=True)
     if "answer" in needs and first.answer is None:
-        looked_at = min(source.size or 1, LOOKED_AT)
+        looked_at = min(source.size or ENDLESS_LOOKED_AT, LOOKED_AT)
         if all(task.answer is None for task in source.take(Cursor(), looked_at)[0]):
             raise DataError(
                 f"{where}: none of {looked_at:,} tasks has an answer (field 'answer' or 'ground_truth'), which "

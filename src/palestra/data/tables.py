@@ -245,7 +245,13 @@ def table_file(path: str, split: str) -> Path:
 
 
 @SOURCES.register("math")
-def math(split: str = "train", seed: int = 0, path: str | None = None, shuffle: bool | None = None) -> ListSource:
+def math(
+    split: str = "train",
+    seed: int = 0,
+    path: str | None = None,
+    shuffle: bool | None = None,
+    needs: Needs = NOTHING,
+) -> ListSource:
     r"""Problems in the style of MATH (Hendrycks et al., arXiv:2103.03874), compared as mathematics.
 
     Rows have ``problem``, ``solution`` with its answer in the last ``\boxed{}``, ``level`` ("Level 3") and ``type``.
@@ -261,6 +267,8 @@ def math(split: str = "train", seed: int = 0, path: str | None = None, shuffle: 
     tasks = [
         _levelled(_task(row, f"{path}: {name}", name.removesuffix(".json"), None, None, "math")) for name, row in rows
     ]
+    for (name, _), task in zip(rows, tasks, strict=True):
+        check_fields(task, needs, f"{path}: {name}", answered=True)
     return ListSource(tuple(tasks), seed if (split == "train" if shuffle is None else shuffle) else None)
 
 

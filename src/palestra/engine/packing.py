@@ -98,7 +98,8 @@ def _packable(module: nn.Module) -> bool:
 
 
 def _is_plain_adapter(module: nn.Module) -> bool:
-    """LoRA and nothing else around a linear layer. Its relatives (DoRA, …) and other dtypes keep their own forward."""
+    """LoRA and nothing else around a linear layer, in float32: in bfloat16 most of a small change would be rounded away
+    from the weight. Its relatives (DoRA, …) keep their own forward."""
     if "peft" not in sys.modules:
         return False
     from peft.tuners.lora.layer import Linear as Lora
@@ -106,7 +107,7 @@ def _is_plain_adapter(module: nn.Module) -> bool:
     if type(module) is not Lora or type(module.base_layer) is not nn.Linear:
         return False
     odd = module.disable_adapters, module.merged, module.lora_variant, any(module.lora_bias.values())
-    return not any(odd) and len({p.dtype for p in module.parameters()}) == 1
+    return not any(odd) and {p.dtype for p in module.parameters()} == {torch.float32}
 
 
 def _linear(layer: nn.Module) -> nn.Linear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, MappingView
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from pydantic_core import to_jsonable_python
 def result_text(value: Any) -> str:
     """A result as the model reads it: text as it is, everything else as JSON, and what is no JSON as its repr.
 
-    Data classes and pydantic models are objects, sets sorted lists, arrays nested lists, dates and decimals text.
+    Data classes and pydantic models are objects (of a data class what its repr shows), sets sorted lists, arrays nested
+    lists, dates and decimals text.
 
     >>> [result_text(v) for v in ("", 0, None, False, [1, "é"], {1j})]
     ['', '0', 'null', 'false', '[1, "é"]', '{1j} (not JSON: shown as Python prints it)']
@@ -45,17 +46,22 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
-        return {_key(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+        found = {_key(k): _plain(v) for k, v in value.items()}
+        if len(found) != len(value):
+            raise TypeError("two keys are one in JSON")
+        return found
+    if isinstance(value, list | tuple | MappingView):
         return [_plain(v) for v in value]
-    if isinstance(value, Set):  # in an order that does not depend on the process
+    if isinstance(value, set | frozenset):  # in an order that does not depend on the process
         return sorted((_plain(v) for v in value), key=_order)
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
+        if value.dtype.kind in "mV":
+            raise TypeError("no form in JSON")
+        return _plain(np.datetime_as_string(value).tolist() if value.dtype.kind == "M" else value.tolist())
     if isinstance(value, pydantic.BaseModel):
-        return _plain(value.model_dump(by_alias=True))
+        return _plain(value.model_dump(by_alias=True, serialize_as_any=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
     if isinstance(value, bytes | bytearray | memoryview | complex | type | Iterator):
         raise TypeError("no form in JSON")
     return to_jsonable_python(value)

@@ -114,7 +114,10 @@ class Rubric:
             columns |= {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
             for name, (function, weight) in self.functions.items():
                 failed: dict[int, str] = {}
+                before = dict(log.columns), dict(log.numbers)
                 values = await self._values(name, function, columns, len(views), failed)
+                if failed:
+                    log.forget(*before)  # of a call that failed half of it may be missing
                 for index, line in failed.items():
                     failures.setdefault(views[index].episode, {})[name] = line
                 for view, held, (value, of_turns) in zip(views, terms, values, strict=True):
@@ -339,6 +342,12 @@ def parameters_of(name: str, function: Callable[..., Any]) -> list[inspect.Param
         ) from None
 
 
+def required(name: str, function: Callable[..., Any]) -> list[str]:
+    """What a reward function cannot be called without: its parameters that have no default."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters_of(name, function) if p.default is p.empty and p.kind in kinds]
+
+
 def accepted(name: str, function: Callable[..., Any], columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns this function has parameters for."""
     parameters = parameters_of(name, function)
@@ -346,11 +355,11 @@ def accepted(name: str, function: Callable[..., Any], columns: Mapping[str, Any]
         wanted = dict(columns)
     else:
         wanted = {p.name: columns[p.name] for p in parameters if p.name in columns}
-    for p in parameters:
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in wanted:
+    for column in required(name, function):
+        if column not in wanted:
             known = ", ".join(sorted(columns))
             raise RewardError(
-                f"reward function {name!r} asks for a column {p.name!r}, and there is none; there are: {known}"
+                f"reward function {name!r} asks for a column {column!r}, and there is none; there are: {known}"
             )
     return wanted
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from palestra.errors import RewardError
 
 EXTRAS = ("trainer_state", "log_extra", "log_metric")
@@ -61,11 +63,19 @@ class Log:
             raise RewardError(f"log_metric({name!r}, …) got {value!r}; give a finite number")
         self.numbers[str(name)] = float(value)
 
+    def forget(self, columns: Mapping[str, list[Any]], numbers: Mapping[str, float]) -> None:
+        """Back to what was logged before."""
+        self.columns, self.numbers = dict(columns), dict(numbers)
+
     def of(self, index: int) -> Mapping[str, Any]:
         """What was logged about one completion."""
         return {name: values[index] for name, values in self.columns.items()} | self.numbers
 
 
 def _plain(value: Any) -> Any:
-    """As it can be written into a file of JSON: numbers, texts and None as they are, the rest as text."""
+    """As it can be written into a file of JSON: numbers, texts and None as they are, what is not finite as None, the
+    rest as text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)

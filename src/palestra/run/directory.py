@@ -215,7 +215,7 @@ def check_writable(path: str | Path) -> None:
     with writing(path):
         if path.exists() and not path.is_dir():
             raise FileExistsError(errno.EEXIST, "not a directory")
-        there = next(p for p in (path, *path.parents) if p.exists())
+        there = next(p for p in (path, *path.parents) if os.path.lexists(p))
         with tempfile.TemporaryFile(dir=there) as file:  # has no name: a killed process leaves none either
             file.write(bytes(4096))
 

@@ -17,7 +17,7 @@ from palestra.errors import RunError, UserError
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space or choose another --out",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another --out",
-    errno.ENOENT: "no directory can be made there; choose another --out",
+    errno.ENOENT: "there is no such directory, and none was made; make it or choose another --out",
     errno.EACCES: "no permission to write there; choose another --out",
     errno.EPERM: "no permission to write there; choose another --out",
     errno.EROFS: "the file system is read-only; choose another --out",
@@ -44,8 +44,14 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``path`` so that a reader sees the old file or the new one, never a part: aside, synced, renamed."""
+    """Write ``path`` so that a reader sees the old file or the new one, never a part: aside, synced, renamed. A link
+    stays a link; a pipe or a device is written to as it is."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        with writing(path):
+            path.write_text(text, encoding="utf-8")
+        return
+    path = Path(os.path.realpath(path))
     with writing(path):
         handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:

@@ -154,11 +154,14 @@ def _chat_world(config: EvalConfig, endpoint: EndpointConfig) -> tuple[setup.Wor
     if config.renderer.options:
         raise ConfigError(f"renderer.{min(config.renderer.options)} does nothing with endpoint.api=chat: leave it out")
     table = Table()
+    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain")
+    if config.eval.size:
+        setup.eval_tasks(config, config.eval, 1, setup.fields_read(rubric))
     world = setup.World(
         config=config,
         renderer=MessageRenderer(table),
         env_factory=make_env(config.env.name, **config.env.options),
-        rubric=make_rubric(config.rewards, chat=config.renderer.name != "plain"),
+        rubric=rubric,
         tasks=make_source(config.data.name, seed=config.seed, **{"split": "train"} | config.data.options),
     )
     return world, ChatEngine(endpoint, config.model.path, table)

@@ -73,11 +73,7 @@ def _measure(model: nn.Module) -> _Model:
 def _rl(config: RLConfig) -> list[str]:
     loaded = setup.load(config.model)
     world = setup.make_world(config, loaded)
-    held_out = (
-        len(setup.eval_tasks(config, config.eval, config.eval.size, setup.fields_read(world.rubric)))
-        if config.eval.size
-        else 0
-    )
+    held_out = len(setup.eval_tasks(config, config.eval, config.eval.size)) if config.eval.size else 0
     model = add_lora(loaded.model, config.lora) if config.lora is not None else loaded.model
     size, train, algorithm = _measure(model), config.train, config.algorithm
     episodes = train.tasks_per_step * algorithm.group_size

@@ -35,8 +35,6 @@ def prepare(config: RLConfig, tell: Callable[[str], None] | None = None) -> Prep
     teacher = load_teacher(config, loaded)
     world = setup.make_world(config, loaded)
     world.env_factory()
-    if config.eval.size:
-        setup.eval_tasks(config, config.eval, 1, setup.fields_read(world.rubric))
     samples: Sequence[Sample] = ()
     if (settings := config.warmup) is not None:
         dialogues = make_dialogues(settings.data.name, seed=config.seed, **settings.data.options)

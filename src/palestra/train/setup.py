@@ -24,7 +24,7 @@ from palestra.errors import ConfigError
 from palestra.model.loading import LoadedModel, load_model
 from palestra.reward.base import Stateful
 from palestra.reward.build import make_rubric
-from palestra.reward.rubric import RESERVED, Rubric
+from palestra.reward.rubric import RESERVED, Rubric, required
 from palestra.rollout.collect import Rollout
 from palestra.rollout.episode import SamplingConfig, run_episode
 from palestra.rollout.journal import Journal
@@ -108,9 +108,9 @@ def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
     ahead = isinstance(config, RLConfig) and config.train.max_staleness > 0  # weights change while rewards are paid
     rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain", policy=None if ahead else loaded)
     needs: Needs = fields_read(rubric)
+    if isinstance(config, EvalConfig | RLConfig) and config.eval.size:
+        eval_tasks(config, config.eval, 1, needs)
     if isinstance(config, EvalConfig):  # which plays the held-out tasks, and no others
-        if config.eval.size:
-            eval_tasks(config, config.eval, 1, needs)
         needs = NOTHING
     return World(
         config=config,
@@ -131,16 +131,15 @@ def fields_read(rubric: Rubric) -> dict[str, str]:
     """What a task must have for its rewards, each field with the first function that reads it: their parameters
     without a default, but for those that every function gets from us (``question`` is the prompt, if no column).
 
-    >>> rubric = make_rubric({"accuracy": 1.0, "length_penalty": 0.1, "format": 0.5}, chat=True)
+    >>> rubric = make_rubric({"accuracy": 1.0, "format": 0.5}, chat=True)
     >>> fields_read(rubric)
     {'answer': "reward 'accuracy'"}
     """
     found: dict[str, str] = {}
     for name, (function, _) in rubric.functions.items():
-        for p in inspect.signature(function).parameters.values():
-            field = "answer" if p.name == "ground_truth" else p.name
-            needed = p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            if needed and (field == "answer" or field not in (*RESERVED, "question")):
+        for parameter in required(name, function):
+            field = "answer" if parameter == "ground_truth" else parameter
+            if field == "answer" or field not in (*RESERVED, "question"):
                 found.setdefault(field, f"reward {name!r}")
     return found
 
