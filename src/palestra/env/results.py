@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, MappingView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import numpy as np
@@ -50,14 +50,14 @@ def _plain(value: Any) -> Any:
         if len(found) != len(value):
             raise TypeError("two keys are one in JSON")
         return found
-    if isinstance(value, list | tuple | MappingView):
+    if isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
         return [_plain(v) for v in value]
     if isinstance(value, set | frozenset):  # in an order that does not depend on the process
         return sorted((_plain(v) for v in value), key=_order)
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "mV":
             raise TypeError("no form in JSON")
-        return _plain(np.datetime_as_string(value).tolist() if value.dtype.kind == "M" else value.tolist())
+        return _plain((value.astype(str) if value.dtype.kind == "M" else value).tolist())
     if isinstance(value, pydantic.BaseModel):
         return _plain(value.model_dump(by_alias=True, serialize_as_any=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
