@@ -122,9 +122,8 @@ class Template:
         common = "".join(character for character, _ in pairs)
         found = [(common.find(t), -len(t), t) for t in self._added if t and t in common]
         if not found:
-            if not any(
-                t in tail for t in self._added
-            ):  # the last turn may end by a token of its own, as gpt-oss's does
+            # The last turn may end by a token of its own, as gpt-oss's does.
+            if not any(t in tail for t in self._added):
                 self._check_spelt(common.strip())
             return "", ""
         at, _, marker = min(found)

@@ -71,9 +71,10 @@ def row_to_task(row: Row, *, where: str, default_id: str, needs: Needs = NOTHING
     meta = {k: v for k, v in row.items() if k not in used}
     prompt = _prompt(row[prompt_field], f"{where}: field {prompt_field!r}")
     task = Task(task_id, prompt, None if answer_field is None else row[answer_field], meta)
-    told = {prompt_field: " (the prompt)", id_field: " (the id)"}
-    there = ", ".join(f"{name}{told.get(name, '')}" for name in row)
-    check_fields(task, needs, where, answered=answer_field is not None, there=there)
+    if needs:
+        told = {prompt_field: " (the prompt)", id_field: " (the id)"}
+        there = ", ".join(f"{name}{told.get(name, '')}" for name in row)
+        check_fields(task, needs, where, answered=answer_field is not None, there=there)
     return task
 
 
