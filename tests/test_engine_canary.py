@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
+from typing import Any
 
-from palestra.engine import canary
+import pytest
+
+from palestra.engine import canary, local
 from palestra.engine.local import LocalEngine
-from palestra.engine.store import SlotStore
+from palestra.engine.rows import Rows
 from palestra.errors import EngineError
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
 
@@ -24,14 +25,12 @@ def test_a_right_engine_agrees_with_a_plain_forward_pass_and_repeats_whatever_th
 
 
 def test_keys_written_to_the_wrong_place_are_noticed_before_the_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = SlotStore.write
+    class OffByOne(Rows):
+        def __init__(self, *of: Any) -> None:
+            super().__init__(*of)
+            self.places = (self.places - 1).clamp(min=0)
 
-    def off_by_one(
-        self: SlotStore, layer: int, slots: torch.Tensor, positions: torch.Tensor, *rest: torch.Tensor
-    ) -> None:
-        write(self, layer, slots, (positions - 1).clamp(min=0), *rest)
-
-    monkeypatch.setattr(SlotStore, "write", off_by_one)
+    monkeypatch.setattr(local, "Rows", OffByOne)
     model = tiny_llama(calculator_tokenizer())
     engine = LocalEngine(model, lambda ids: "")
     with pytest.raises(EngineError, match="differ from a plain forward pass"):

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from palestra.config import Config
 from palestra.engine import outcome
+from palestra.engine.attending import SlotPlan
 from palestra.engine.base import Completion, SamplingParams
+from palestra.engine.flat import flatten
 from palestra.engine.packing import pack_linears
 from palestra.engine.rows import Rows
 from palestra.engine.sampling import sample, uniform
@@ -30,7 +32,7 @@ from palestra.engine.scheduler import Decode, Request, Schedule, Scheduler
 from palestra.engine.skeleton import copy_weights, skeleton
 from palestra.engine.stats import EngineStats
 from palestra.engine.stops import StopFinder
-from palestra.engine.store import ROW_MULTIPLE, SlotPlan, SlotStore, round_up
+from palestra.engine.store import ROW_MULTIPLE, SlotStore, round_up
 from palestra.errors import ConfigError, EngineError
 from palestra.model import attention
 from palestra.types import IntArray
@@ -91,7 +93,9 @@ class LocalEngine:
         self.config = config or EngineConfig()
         self._decode, self._version = decode, version
         self._model = skeleton(model, self.config.dtype, apart=apart)
-        self._packed = pack_linears(self._model) if self.config.pack_weights else []
+        self._flat = flatten(self._model) if self.config.pack_weights else None
+        packs = self._flat is None and self.config.pack_weights
+        self._packed = pack_linears(self._model) if packs else []
         self._device = next(self._model.parameters()).device
         text_config = attention.hf_model(self._model).config.get_text_config()
         self._max_context = self.config.max_context or int(text_config.max_position_embeddings)
@@ -159,8 +163,8 @@ class LocalEngine:
                 while self._scheduler:
                     self._step()
             copy_weights(policy, self._model)
-            for linear in self._packed:
-                linear.forget()
+            for copies in self._packed if self._flat is None else [self._flat]:
+                copies.forget()
             self._version = version
             self._scheduler.invalidate()
             if self.config.on_update == "recompute":
@@ -268,21 +272,22 @@ class LocalEngine:
         if not slots:
             return torch.empty(0)
         rows = Rows(schedule, self._device)
-        plan = SlotPlan(self._store, rows.written, rows.slots, rows.places, rows.blocks)
-        out = self._model(
-            input_ids=rows.tokens[None],
-            position_ids=rows.positions[None],
-            use_cache=False,
-            logits_to_keep=rows.decoded,
-            plan=plan,
-        )
+        if self._flat is not None:
+            logits = self._flat(rows, self._store)
+        else:
+            logits = self._model(
+                input_ids=rows.tokens[None],
+                position_ids=rows.positions[None],
+                use_cache=False,
+                logits_to_keep=rows.decoded,
+                plan=SlotPlan(self._store, rows),
+            ).logits[0]
         for slot, _, end in schedule.fills:
             slot.cached = end
         self._stats.passes += 1
         self._stats.prefill_tokens += sum(end - start for _, start, end in schedule.fills)
         self._stats.decode_rows += schedule.decode_rows
         self._stats.draft_rows += schedule.decode_rows - len(schedule.decodes)
-        logits: Tensor = out.logits[0]
         return logits
 
     @torch.inference_mode()

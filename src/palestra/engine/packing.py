@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights laid out once for the CPU's matrix products instead of anew in every call.
 
-With few rows a product spends as long copying the weight into blocks as multiplying. oneDNN can keep the blocks; torch
-reaches that through operators of its own compiler, which are not a public interface: where they are missing, or do
-not take a layer's dtype, the layer stays as it is. Layers that read the same input become one product, and a LoRA
+With few rows a product spends as long copying the weight into blocks as multiplying. Our own kernel takes blocks that
+are kept, and so can oneDNN, which torch reaches through operators of its own compiler; they are no public interface.
+Where neither takes a layer, the layer stays as it is. Layers that read the same input become one product, and a LoRA
 adapter is added to the weight that it stands beside: W + s·B·A costs what W costs.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from palestra.model import kernels
 
 MIN_ELEMENTS = 1 << 18
 """Smaller weights gain less than the call through Python costs."""
@@ -34,6 +36,7 @@ class PackedLinear:
         self._linears = [_linear(layer) for layer in layers]
         self._sources = [p for layer in layers for name, p in layer.named_parameters() if not name.endswith("bias")]
         self._sizes = [linear.out_features for linear in self._linears]
+        self._ours = all(kernels.available(linear.weight) for linear in self._linears)
         self._packed: Tensor | None = None
         self._bias: Tensor | None = None
         self._versions: list[int] = []
@@ -54,20 +57,34 @@ class PackedLinear:
         return out
 
     def _product(self, x: Tensor) -> Tensor:
+        """What all the layers make of ``x``, one after the other in the last axis."""
         versions = [source._version for source in self._sources]
         if self._packed is None or versions != self._versions:
-            self._packed, self._versions = _pack(torch.cat([_weight(layer) for layer in self._layers])), versions
-            biases = [linear.bias.detach() for linear in self._linears if linear.bias is not None]
-            self._bias = torch.cat(biases) if biases else None
+            self._versions = versions
+            self._packed, self._bias = self._laid_out()
+        if self._ours:
+            dense = x.reshape(-1, x.shape[-1])
+            return kernels.product(dense, self._packed, self._bias, sum(self._sizes)).view(*x.shape[:-1], -1)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out
+
+    def _laid_out(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias = together(*self._layers)
+        return kernels.pack(weight, bias) if self._ours else (_pack(weight), bias)
+
+
+def together(*layers: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The weight and bias of layers that read one input, one below the other."""
+    weights = [_weight(layer) for layer in layers]
+    biases = [linear.bias.detach() for layer in layers if (linear := _linear(layer)).bias is not None]
+    return torch.cat(weights) if len(weights) > 1 else weights[0], torch.cat(biases) if biases else None
 
 
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
     """Give every large linear layer of ``model`` on the CPU a packed forward pass (inference only); return them."""
     found: list[PackedLinear] = []
     for layers in _groups(model):
-        if sum(_linear(layer).weight.numel() for layer in layers) < MIN_ELEMENTS:
+        if not _worth_packing(layers):
             continue
         packed = PackedLinear(*layers)
         found.append(packed)
@@ -93,8 +110,22 @@ def _groups(model: nn.Module) -> Iterator[list[nn.Module]]:
             yield [module]
 
 
+def _worth_packing(layers: Sequence[nn.Module]) -> bool:
+    weights = [_linear(layer).weight for layer in layers]
+    return all(map(_takes, weights)) and sum(w.numel() for w in weights) >= MIN_ELEMENTS
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by one weight: a linear layer, or LoRA and nothing else around one."""
+    return type(module) is nn.Linear or _is_plain_adapter(module)
+
+
 def _packable(module: nn.Module) -> bool:
-    return (type(module) is nn.Linear or _is_plain_adapter(module)) and _supported(_linear(module).weight)
+    return is_linear(module) and _takes(_linear(module).weight)
+
+
+def _takes(weight: Tensor) -> bool:
+    return kernels.available(weight) or _supported(weight)
 
 
 def _is_plain_adapter(module: nn.Module) -> bool:

@@ -4,15 +4,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from palestra.engine.scheduler import Decode, Schedule, Slot
-from palestra.engine.store import ROW_MULTIPLE, Block, key_length, round_up
+from palestra.engine.store import ROW_MULTIPLE, key_length, round_up
+from palestra.model.kernels import Pass
 
 NARROW = 3
 """Requests with at most this many rows in a pass attend together."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Rows that attend together: S slots (by number, or a range), up to Lq rows each. ``rows`` (S, Lq) indexes the flat
+    rows, their number where padded; ``positions`` (S, Lq) are their positions, -1 where padded; ``length``: how many
+    keys to look at. ``queries`` (S, Lq): ``rows``, with some row where padded."""
+
+    slots: Tensor | slice
+    rows: Tensor
+    positions: Tensor
+    length: int
+    queries: Tensor = field(init=False)
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queries = self.rows.masked_fill(self.positions < 0, 0)
+
+    def hidden(self, window: int | None) -> Tensor:
+        """bool (S, 1, 1, Lq, length), True where a row may not look; made once per pass and window."""
+        if window not in self.masks:
+            keys = torch.arange(self.length, device=self.positions.device)
+            query = self.positions[..., None]
+            seen = keys <= query
+            if window is not None:
+                seen &= keys > query - window
+            seen[..., 0] |= self.positions < 0  # a padded row looks at key 0, so that its softmax is finite
+            self.masks[window] = ~seen[:, None, None]
+        return self.masks[window]
 
 
 class Rows:
@@ -21,17 +54,20 @@ class Rows:
     What decodes has a row for the last known token and one for each token of the draft. tokens, positions (N,). Keys
     are written as ``written`` (W,) says, an index into the rows, at ``slots`` and ``places`` (W,): a row of twins is
     written to the slot of each; None where every row is written once.
+    ``slot`` (N,): the one that each row attends in, whose first ``prefix`` keys ``prefix_slot`` holds as well;
     ``decoded``: the rows whose logits are wanted.
     """
 
     def __init__(self, schedule: Schedule, device: torch.device) -> None:
         tokens: list[int] = []
         positions: list[int] = []
+        looking: list[tuple[int, int, int]] = []  # slot, where its first keys are as well, how many of them
         writes: list[tuple[int, int, int]] = []  # row, slot, position
         for slot, start, end in schedule.fills:
             writes += [(len(tokens) + i, slot.number, start + i) for i in range(end - start)]
             tokens += slot.tokens[start:end]
             positions += range(start, end)
+            looking += [_looks(slot)] * (end - start)
         first = len(tokens)
         for decode in schedule.decodes:
             known = decode.twins[0].slot.tokens
@@ -40,19 +76,38 @@ class Rows:
                 writes += [(len(tokens), r.slot.number, position) for r in decode.twins]
                 tokens.append(token)
                 positions.append(position)
+                looking.append(_looks(decode.twins[0].slot))
         decoding = len(tokens) - first
         count = round_up(len(tokens), ROW_MULTIPLE)
         spare = count - len(tokens)
         writes += [(len(tokens) + i, 0, 0) for i in range(spare)]
         self.tokens = torch.tensor(tokens + [0] * spare, device=device)
         self.positions = torch.tensor(positions + [0] * spare, device=device)
-        written, self.slots, self.places = torch.tensor(writes, device=device).unbind(1)
+        looking += [(0, 0, 0)] * spare
+        self.slot, self.prefix_slot, self.prefix = torch.tensor(looking, device=device).T.contiguous()
+        written, self.slots, self.places = torch.tensor(writes, device=device).T.contiguous()
         self.written = written if len(writes) > count else None
         wanted = max(ROW_MULTIPLE, round_up(decoding, ROW_MULTIPLE))
         self.decoded = torch.tensor([*range(first, first + decoding)] + [0] * (wanted - decoding), device=device)
-        self.blocks = [*_fill_blocks(schedule.fills, count, device)]
-        if schedule.decodes:
-            self.blocks += _decode_blocks(schedule.decodes, first, count, device)
+        self._schedule, self._first, self._device = schedule, first, device
+
+    @property
+    def as_pass(self) -> Pass:
+        """The same for kernels."""
+        return Pass(self.written, self.slots, self.places, self.slot, self.positions, self.prefix_slot, self.prefix)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The rows as padded blocks that attend together, for where no kernel takes them one by one."""
+        beyond = len(self.tokens)
+        blocks = [*_fill_blocks(self._schedule.fills, beyond, self._device)]
+        if self._schedule.decodes:
+            blocks += _decode_blocks(self._schedule.decodes, self._first, beyond, self._device)
+        return blocks
+
+
+def _looks(slot: Slot) -> tuple[int, int, int]:
+    return slot.number, slot.origin.number if slot.origin is not None else 0, slot.shared
 
 
 def _decode_blocks(decodes: list[Decode], first: int, beyond: int, device: torch.device) -> Iterator[Block]:

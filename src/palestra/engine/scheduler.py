@@ -40,7 +40,8 @@ def _head(tokens: IntArray) -> bytes:
 @dataclass(slots=True, eq=False)
 class Slot:
     """A place in the store. ``tokens[:cached]`` are the tokens whose keys it holds; ``stale``: some of them by
-    older weights, for the generation under way only."""
+    older weights, for the generation under way only. ``origin`` still holds the first ``shared`` of these keys, which
+    were copied from there."""
 
     number: int
     tokens: list[int] = field(default_factory=list)
@@ -48,6 +49,8 @@ class Slot:
     session: str | None = None
     busy: bool = False
     stale: bool = False
+    origin: Slot | None = None
+    shared: int = 0
 
     def shared_prefix(self, tokens: IntArray) -> int:
         """How many leading tokens of ``tokens`` this slot already holds."""
@@ -204,7 +207,8 @@ class Scheduler:
     def recompute(self) -> None:
         """Make the running requests fill their keys again under the new weights."""
         for request in self.active:
-            request.slot.cached, request.slot.stale = 0, False
+            self._keep(request.slot, 0)
+            request.slot.stale = False
 
     def _guess(self, decodes: list[Decode]) -> None:
         """Add drafts while the pass stays within DRAFT_ROWS, every request's next token before anyone's second."""
@@ -238,9 +242,13 @@ class Scheduler:
                 later.append(request)
                 break
             have = slot.shared_prefix(request.prompt[:last])
-            slot.tokens, slot.cached, slot.busy = request.prompt.tolist(), have, True
+            self._keep(slot, have)
+            slot.tokens, slot.busy = request.prompt.tolist(), True
             if source is not None and source is not slot and ready > have:
                 slot.cached = ready
+                if not have:
+                    further = source.origin is not None and source.shared >= ready
+                    slot.origin, slot.shared = source.origin if further else source, ready
                 yield source, slot, have, ready
             self.places[request.prompt[:last].tobytes()] = self.places[_head(request.prompt)] = slot
             request.slot = slot
@@ -283,9 +291,16 @@ class Scheduler:
         self.sessions.move_to_end(session)
         return slot
 
-    @staticmethod
-    def _forget(slot: Slot) -> None:
-        slot.tokens, slot.cached, slot.stale = [], 0, False
+    def _keep(self, slot: Slot, count: int) -> None:
+        """Only the first ``count`` keys of the slot stay, for itself and for those that look at them here."""
+        slot.cached, slot.shared = count, min(slot.shared, count)
+        for other in self.slots:
+            if other.origin is slot:
+                other.shared = min(other.shared, count)
+
+    def _forget(self, slot: Slot) -> None:
+        self._keep(slot, 0)
+        slot.tokens, slot.stale = [], False
 
     def _drop_cancelled(self) -> None:
         self.waiting = deque(r for r in self.waiting if not r.cancelled)

@@ -16,7 +16,9 @@ from palestra.errors import ModelError
 from palestra.learn.batch import Batch
 from palestra.learn.distill import reverse_kl
 from palestra.learn.entropy import entropy as entropy_of
+from palestra.learn.scores import scores
 from palestra.model import attention
+from palestra.model.fused import fuse
 from palestra.model.lora import Reference, trainable_parameters
 from palestra.model.value_head import Critic, backbone_of, hidden_states, run_backbone
 
@@ -57,6 +59,7 @@ class Policy:
         critic: Critic | None = None,
     ) -> None:
         attention.use(model)
+        fuse(model)
         self.model = model
         self.critic = critic
         self.compute_dtype = compute_dtype
@@ -64,6 +67,7 @@ class Policy:
         self._reference = Reference(model) if reference is True else reference or None
         if isinstance(self._reference, nn.Module):
             attention.use(self._reference)
+            fuse(self._reference)
         trainable_parameters(model)
         if gradient_checkpointing:
             # This also lets gradients through frozen embeddings, on which an adapter's would end otherwise.
@@ -200,20 +204,11 @@ def _values(critic: Critic, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tenso
 
 def _scores(logits: Tensor, batch: Batch, temperature: float, entropy: WithEntropy) -> tuple[Tensor, Tensor | None]:
     """(U, V) → log-probs of the targets and, where asked for, the entropy, (M,) each."""
-    scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
-    scaled -= scaled.detach().amax(-1, keepdim=True)  # before anything is rounded at the size of the logits
-    log_z = scaled.logsumexp(-1)
     at = batch.score_at  # tokens that share a context share its logits
-    picked = scaled[at, batch.targets] - log_z[at]
-    if not entropy:
-        return picked, None
     if entropy == "gradient":
-        return picked, entropy_of(logits, temperature)[at]
-    with torch.no_grad():
-        probs = (scaled - log_z[:, None]).exp()
-        # A banned token's logit is -inf, and 0 · -inf would be NaN; its share of the entropy is 0.
-        spread = log_z - (probs * scaled).masked_fill_(probs == 0, 0.0).sum(-1)
-    return picked, spread[at]
+        spread = entropy_of(logits, temperature)[at]
+        return scores(logits, at, batch.targets, temperature, entropy=False)[0], spread
+    return scores(logits, at, batch.targets, temperature, entropy=entropy == "value")
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

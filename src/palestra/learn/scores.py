@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to the log-probs of the tokens that were written, and the entropy beside them.
+
+The logits are by far the largest tensor of a step, and torch goes through memory a dozen times for what is one sum per
+row. The kernel goes through it once, and its backward pass turns the logits themselves into their gradient: nothing of
+their size is made anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palestra.model import kernels
+
+
+def scores(
+    logits: Tensor, at: Tensor, targets: Tensor, temperature: float, *, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """log-softmax(logits / T) of ``targets`` (M,) in the rows ``at`` (M,) of logits (U, V), in float32 at least, and
+    where asked for the entropy of those rows in nats, without a gradient; (M,) each.
+
+    After a backward pass the logits hold their gradient.
+    """
+    if kernels.available(logits) and logits.is_contiguous():
+        picked, spread = _Scores.apply(logits, at, targets, 1.0 / temperature, entropy)  # type: ignore[no-untyped-call]
+        return picked, spread
+    scaled = (logits if logits.dtype == torch.float64 else logits.float()) / temperature
+    scaled -= scaled.detach().amax(-1, keepdim=True)  # before anything is rounded at the size of the logits
+    log_z = scaled.logsumexp(-1)
+    picked = scaled[at, targets] - log_z[at]
+    if not entropy:
+        return picked, None
+    with torch.no_grad():
+        probs = (scaled - log_z[:, None]).exp()
+        # A banned token's logit is -inf, and 0 · -inf would be NaN; its share of the entropy is 0.
+        spread = log_z - (probs * scaled).masked_fill_(probs == 0, 0.0).sum(-1)
+    return picked, spread[at]
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, at: Tensor, targets: Tensor, factor: float, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        top, total, spread = kernels.log_sums(logits, factor, entropy=entropy)
+        ctx.save_for_backward(logits, at, targets, top, total)
+        ctx.factor = factor
+        out = (logits[at, targets] - top[at]) * factor - total[at]
+        beside = None if spread is None else spread[at]
+        if beside is not None:
+            ctx.mark_non_differentiable(beside)
+        return out, beside
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, at, targets, top, total = ctx.saved_tensors
+        order = torch.argsort(at, stable=True)
+        starts = torch.searchsorted(at[order], torch.arange(len(logits) + 1))
+        kernels.log_sums_backward(logits, top, total, grads[0].contiguous(), targets, order, starts, ctx.factor)
+        torch.autograd.graph.increment_version(logits)  # whoever else kept the logits for a gradient must be told
+        return logits, None, None, None, None
+
+
+__all__ = ["scores"]

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small operations between a model's matrix products, and a whole decoder's pass, as kernels in C on tensors.
+
+Where there is no compiler, or ``PALESTRA_KERNELS=0`` says so, :func:`available` is False and callers take their plain
+path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from palestra.model.kernels.build import library
+
+LANES = 8
+"""Widths that the kernels take are multiples of it."""
+
+
+def available(*tensors: Tensor) -> bool:
+    """Whether the kernels are there and take these tensors: float32, on the CPU, the last axis dense."""
+    fit = all(t.dtype == torch.float32 and t.device.type == "cpu" and t.stride(-1) == 1 for t in tensors)
+    return fit and library() is not None
+
+
+# Attention over slots ------------------------------------------------------------------------------------------
+
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [(n, _POINTER) for n in ("query", "key", "value")] + [
+        (f"{n}_{step}", _INT) for n in ("query", "key", "value") for step in ("row", "head")
+    ]
+
+
+class _Turn(ctypes.Structure):
+    _fields_ = [(n, _POINTER) for n in ("cosines", "sines", "query_norm", "key_norm")] + [("epsilon", _FLOAT)]
+
+
+class _Slots(ctypes.Structure):
+    _fields_ = [
+        *((n, _POINTER) for n in ("keys", "values")),
+        *((n, _INT) for n in ("capacity", "heads", "key_heads", "width", "value_width", "window")),
+        ("scale", _FLOAT),
+    ]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((n, _POINTER) for n in ("written", "write_slot", "write_place", "slot", "position", "prefix_slot", "prefix")),
+        *((n, _INT) for n in ("writes", "count")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What is written where and who attends where: row ``written[w]`` (w itself where None) goes to ``write_slot[w]``,
+    ``write_place[w]``; row n attends in ``slot[n]`` up to ``position[n]``, and the first ``prefix[n]`` keys there are
+    those of ``prefix_slot[n]``, where they are read: siblings that read one place find it in the cache. All int64."""
+
+    written: Tensor | None
+    write_slot: Tensor
+    write_place: Tensor
+    slot: Tensor
+    position: Tensor
+    prefix_slot: Tensor
+    prefix: Tensor
+
+    def _struct(self) -> _Pass:
+        parts = (
+            self.written,
+            self.write_slot,
+            self.write_place,
+            self.slot,
+            self.position,
+            self.prefix_slot,
+            self.prefix,
+        )
+        return _Pass(*map(_at, parts), len(self.write_slot), len(self.slot))
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    of: Pass,
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Write rows' keys and values into slots, then let every row attend to its slot up to its position: (N, H, Dv).
+
+    query (N, H, D), key (N, Hkv, D), value (N, Hkv, Dv); keys (slots, Hkv, capacity, D) and values of the store.
+    """
+    count, heads, width = query.shape
+    out = torch.empty(count, heads, value.shape[2])
+    rows = _Rows(
+        query.data_ptr(), key.data_ptr(), value.data_ptr(), *query.stride()[:2], *key.stride()[:2], *value.stride()[:2]
+    )
+    sizes = (keys.shape[2], heads, key.shape[1], width, value.shape[2], window or 0)
+    slots = _Slots(keys.data_ptr(), values.data_ptr(), *sizes, scale)
+    _check(_lib().attend(_ref(rows), _ref(slots), None, _ref(of._struct()), _at(out), torch.get_num_threads()))
+    return out
+
+
+# A decoder's layers ----------------------------------------------------------------------------------------------
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((n, _POINTER) for n in ("norm", "qkv", "qkv_bias", "mixed", "mixed_bias", "mlp_norm")),
+        *((n, _POINTER) for n in ("gate_up", "gate_up_bias", "down", "down_bias")),
+        ("turns", _Turn),
+        ("slots", _Slots),
+    ]
+
+
+Packed = tuple[Tensor, Tensor | None]
+"""A weight and a bias as :func:`pack` gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a Llama-like decoder: its packed weights, the weights of its norms (of queries and keys as well,
+    where it has them), and how it attends."""
+
+    norm: Tensor
+    qkv: Packed
+    mixed: Packed
+    mlp_norm: Tensor
+    gate_up: Packed
+    down: Packed
+    heads: int
+    key_heads: int
+    width: int
+    window: int | None
+    scale: float
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+
+class Decoder:
+    """Layers that a pass goes through in one call. epsilon: of all norms; inner: how wide the gated part is."""
+
+    def __init__(self, layers: Sequence[Layer], *, epsilon: float, inner: int) -> None:
+        self._kept, self._epsilon, self._inner = layers, epsilon, inner
+        self._layers = (_Layer * len(layers))()
+        for c, layer in zip(self._layers, layers, strict=True):
+            c.norm, c.mlp_norm = layer.norm.data_ptr(), layer.mlp_norm.data_ptr()
+            for name in ("qkv", "mixed", "gate_up", "down"):
+                weight, bias = getattr(layer, name)
+                setattr(c, name, _at(weight))
+                setattr(c, f"{name}_bias", _at(bias))
+            c.turns = _Turn(None, None, _at(layer.query_norm), _at(layer.key_norm), epsilon)
+            sizes = (layer.heads, layer.key_heads, layer.width, layer.width, layer.window or 0)
+            c.slots = _Slots(None, None, 0, *sizes, layer.scale)
+
+    def __call__(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, tables: Sequence[tuple[Tensor, Tensor]], of: Pass
+    ) -> None:
+        """Let x (N, hidden) go through the layers, in place. cosines, sines (N, D), dense; tables: each layer's keys
+        and values in the store."""
+        for c, (keys, values) in zip(self._layers, tables, strict=True):
+            c.turns.cosines, c.turns.sines = cosines.data_ptr(), sines.data_ptr()
+            c.slots.keys, c.slots.values, c.slots.capacity = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        _check(
+            _lib().decode(
+                self._layers,
+                _INT(len(self._layers)),
+                _ref(of._struct()),
+                _at(x),
+                _INT(x.shape[1]),
+                _INT(self._inner),
+                _FLOAT(self._epsilon),
+                torch.get_num_threads(),
+            )
+        )
+
+
+# Products -------------------------------------------------------------------------------------------------------
+
+
+def pack(weight: Tensor, bias: Tensor | None) -> Packed:
+    """A weight (O, d) and its bias (O,) as :func:`product` reads them: (panels of some outputs, d, outputs) with zeros
+    behind the last."""
+    size = _lib().panel()
+    wide = F.pad(weight, (0, 0, 0, -len(weight) % size))
+    packed = wide.view(-1, size, weight.shape[1]).transpose(1, 2).contiguous()
+    return packed, None if bias is None else F.pad(bias, (0, -len(bias) % size))
+
+
+def product(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
+    """x (N, d) times a packed weight of ``width`` outputs, and its bias: (N, width)."""
+    out = torch.empty(len(x), width)
+    _lib().product(*map(_at, (x, packed, bias, out)), *map(ctypes.c_int64, (*x.shape, width)), torch.get_num_threads())
+    return out
+
+
+# Norms, activations, log-probabilities --------------------------------------------------------------------------
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, epsilon: float, *, added: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor:
+    """weight · x / √(mean x² + ε) over the last axis of x (N, d), after ``x += added`` in place. scale (N,): 1/√."""
+    out = torch.empty_like(x)
+    _lib().rms_norm(
+        *map(_at, (x, added, weight, out, scale)),
+        *map(ctypes.c_int64, x.shape),
+        ctypes.c_float(epsilon),
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, *, wants_weight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of x and, where wanted, of the weight."""
+    threads = torch.get_num_threads()
+    dx = torch.empty_like(x)
+    parts = torch.empty(threads, x.shape[1]) if wants_weight else None
+    _lib().rms_norm_backward(*map(_at, (grad, x, weight, scale, dx, parts)), *map(ctypes.c_int64, x.shape), threads)
+    return dx, None if parts is None else parts.sum(0)
+
+
+def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up, both (N, d) with the same distance between rows."""
+    out = torch.empty(gate.shape)
+    _lib().silu_times(
+        *map(_at, (gate, up, out)), *map(ctypes.c_int64, (*gate.shape, gate.stride(0))), torch.get_num_threads()
+    )
+    return out
+
+
+def silu_times_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up; all dense, (N, d)."""
+    dgate, dup = torch.empty_like(gate), torch.empty_like(up)
+    _lib().silu_times_backward(
+        *map(_at, (grad, gate, up, dgate, dup)), *map(ctypes.c_int64, gate.shape), torch.get_num_threads()
+    )
+    return dgate, dup
+
+
+def log_sums(logits: Tensor, factor: float, *, entropy: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """For each row of logits (U, V): the largest, log Σ exp((logits − largest) · factor) and, where asked for, the
+    entropy of softmax(logits · factor) in nats."""
+    top, total = logits.new_empty(len(logits)), logits.new_empty(len(logits))
+    spread = logits.new_empty(len(logits)) if entropy else None
+    _lib().log_sums(
+        *map(_at, (logits, top, total, spread)),
+        *map(ctypes.c_int64, logits.shape),
+        ctypes.c_float(factor),
+        torch.get_num_threads(),
+    )
+    return top, total, spread
+
+
+def log_sums_backward(
+    logits: Tensor,
+    top: Tensor,
+    total: Tensor,
+    grads: Tensor,
+    targets: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    factor: float,
+) -> None:
+    """Turn logits (U, V), in place, into the gradient of Σ grads[m] · log-prob of targets[m]; row r has the m that
+    ``order[starts[r]:starts[r + 1]]`` lists."""
+    _lib().log_sums_backward(
+        *map(_at, (logits, top, total, grads, targets, order, starts)),
+        *map(ctypes.c_int64, logits.shape),
+        ctypes.c_float(factor),
+        torch.get_num_threads(),
+    )
+
+
+def _lib() -> ctypes.CDLL:
+    loaded = library()
+    assert loaded is not None, "ask available() first"
+    return loaded
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("no memory for a forward pass")
+
+
+def _ref(structure: ctypes.Structure) -> Any:
+    return ctypes.byref(structure)
+
+
+def _at(tensor: Tensor | None) -> ctypes.c_void_p | None:
+    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C sources beside this file, compiled by the system's C compiler when they are first needed.
+
+What is compiled is kept in the user's cache folder, under a name that changes with the sources and the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+_HERE = Path(__file__).parent
+_FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-w", "-shared", "-fPIC")
+_BUILD_S = 60
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions, or None."""
+    if os.environ.get("PALESTRA_KERNELS", "1") == "0":
+        return None
+    try:
+        return _loaded()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _loaded() -> ctypes.CDLL:
+    """OSError or SubprocessError where it cannot be compiled."""
+    # torch knows what this processor can do; "-march=native" would leave it to the compiler and to who made the cache.
+    wide = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl")}
+    flags = (*_FLAGS, *wide.get(torch.backends.cpu.get_cpu_capability(), ()))
+    sources = [path.read_bytes() for path in sorted(_HERE.glob("*.[ch]"))]
+    key = hashlib.sha256(repr((sources, flags, platform.platform())).encode()).hexdigest()[:16]
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palestra" / f"kernels-{key}.so"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        if not kept.exists():
+            _compile(kept, flags)
+        return ctypes.CDLL(str(kept))
+    except (PermissionError, FileExistsError, NotADirectoryError):
+        with tempfile.TemporaryDirectory() as aside:  # nowhere to keep it; once loaded the file is not needed
+            _compile(Path(aside) / kept.name, flags)
+            return ctypes.CDLL(str(Path(aside) / kept.name))
+
+
+def _compile(target: Path, flags: tuple[str, ...]) -> None:
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise FileNotFoundError("no C compiler")
+    with tempfile.TemporaryDirectory(dir=target.parent) as aside:
+        made = Path(aside) / target.name
+        for threads in (["-fopenmp"], []):  # Apple's compiler has no OpenMP: one thread then
+            command = [
+                *compiler.split(),
+                *flags,
+                *threads,
+                *map(str, sorted(_HERE.glob("*.c"))),
+                "-o",
+                str(made),
+                "-lm",
+            ]
+            done = subprocess.run(command, capture_output=True, timeout=_BUILD_S, check=False)
+            if done.returncode == 0:
+                os.replace(made, target)
+                return
+    raise subprocess.SubprocessError(done.stderr.decode(errors="replace"))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models on kernels: the log-probs and gradients of the plain model, in training and in the engine."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from small_models import VOCABULARY
+from torch import Tensor, nn
+
+from palestra.engine.flat import FAMILIES, flatten
+from palestra.learn.scores import scores
+from palestra.model import kernels
+from palestra.model.fused import fuse
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no C compiler")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}  # fmt: skip
+MADE: dict[str, Any] = {
+    "LlamaForCausalLM": hf.LlamaConfig(**SIZES),
+    "MistralForCausalLM": hf.MistralConfig(**SIZES, sliding_window=5),
+    "Qwen2ForCausalLM": hf.Qwen2Config(**SIZES),
+    "Qwen3ForCausalLM": hf.Qwen3Config(**SIZES),
+}
+
+
+def make(family: str, **changes: Any) -> Any:
+    config = copy.deepcopy(MADE[family])
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p) * 0.1)  # norms and biases that show
+    assert type(model).__name__ == family
+    return model
+
+
+def gradients(model: Any, tokens: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    at = torch.arange(len(tokens) - 1)
+    logp, entropy = scores(logits, at, tokens[1:], 0.7, entropy=True)
+    assert entropy is not None and not entropy.requires_grad
+    (logp * torch.linspace(-1, 1, len(at))).sum().backward()  # type: ignore[no-untyped-call]
+    return {"logp": logp.detach(), "entropy": entropy} | {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", sorted(MADE))
+def test_a_fused_model_has_the_gradients_of_the_plain_one_in_double_precision(family: str) -> None:
+    tokens = torch.arange(3, 40) % VOCABULARY
+    model = make(family)
+    want = gradients(copy.deepcopy(model).double(), tokens)
+    fuse(model)
+    fuse(model)  # harmless to repeat
+    got = gradients(model, tokens)
+    norms = [m for m in model.modules() if "Norm" in type(m).__name__]
+    assert norms and all("forward" in vars(m) for m in norms)
+    for name, value in want.items():
+        assert (got[name] - value).abs().max() < 1e-5 * value.abs().max().clamp(min=1), name
+
+
+def test_a_copy_of_a_fused_model_runs_on_its_own_parameters() -> None:
+    model = make("LlamaForCausalLM")
+    fuse(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        tokens = torch.tensor([[5, 6, 7]])
+        before = twin(input_ids=tokens, use_cache=False).logits
+        for p in model.parameters():
+            p.zero_()
+        assert torch.equal(twin(input_ids=tokens, use_cache=False).logits, before)
+
+
+def test_what_kernels_do_not_take_goes_the_modules_own_way() -> None:
+    model = make("LlamaForCausalLM")
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        want = copy.deepcopy(model).double()(input_ids=tokens, use_cache=False).logits
+        fuse(model)
+        assert torch.equal(model.double()(input_ids=tokens, use_cache=False).logits, want)
+        half = model.bfloat16()(input_ids=tokens, use_cache=False).logits
+        assert half.dtype == torch.bfloat16 and (half.double() - want).abs().max() < 0.1
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model.float()(input_ids=tokens, use_cache=False).logits
+        mixed.float().sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_logits_are_not_used_again_unnoticed_once_they_hold_their_gradient() -> None:
+    logits = torch.randn(3, 7, requires_grad=True) * 1.0
+    squares = logits.square().sum()  # made first, its backward pass comes second
+    both = squares + scores(logits, torch.arange(3), torch.arange(3), 1.0, entropy=False)[0].sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        both.backward()  # type: ignore[no-untyped-call]
+
+
+def test_which_models_the_engine_runs_without_their_modules() -> None:
+    """A test that notices when a family is put together otherwise in a newer transformers."""
+    assert set(MADE) == FAMILIES
+    assert all(flatten(make(family)) is not None for family in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_act": "gelu"}, {"head_dim": 12}, {"intermediate_size": 44}, {"torch_dtype": torch.bfloat16}],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_is_put_together_otherwise_keeps_its_own_forward_pass(change: dict[str, Any]) -> None:
+    model = make("LlamaForCausalLM", **change)
+    assert flatten(model.to(change.get("torch_dtype", torch.float32))) is None
+
+
+def test_a_hook_is_not_passed_over() -> None:
+    model = make("LlamaForCausalLM")
+    model.model.layers[0].mlp.register_forward_hook(lambda *args: None)
+    assert flatten(model) is None
+
+
+def test_a_layer_of_another_kind_is_not_passed_over() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    model = make("LlamaForCausalLM")
+    model.model.layers[1].mlp.down_proj = Scaled(48, 32)
+    assert flatten(model) is None

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels: the numbers of the plain operations, bits that depend on nobody beside, and a plain way without them."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from palestra.model import kernels
+from palestra.model.kernels.build import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def off(got: Tensor, want: Tensor) -> float:
+    """The largest difference, in the size of the largest number."""
+    return float((got.double() - want.double()).abs().max().detach() / want.double().abs().max().detach())
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
+def test_a_norm_and_its_gradient() -> None:
+    x, added, weight, grad = torch.randn(37, 72), torch.randn(37, 72), torch.randn(72), torch.randn(37, 72)
+    summed, scale = x.clone(), torch.empty(37)
+    out = kernels.rms_norm(summed, weight, 1e-5, added=added, scale=scale)
+    assert torch.equal(summed, x + added)
+    wide, by = summed.double().requires_grad_(), weight.double().requires_grad_()
+    want = rms_norm(wide, by)
+    want.backward(grad.double())  # type: ignore[no-untyped-call]
+    dx, dw = kernels.rms_norm_backward(grad, summed, weight, scale, wants_weight=True)
+    assert dw is not None and wide.grad is not None and by.grad is not None
+    assert off(out, want) < 1e-6 and off(dx, wide.grad) < 1e-6 and off(dw, by.grad) < 1e-6
+    assert kernels.rms_norm_backward(grad, summed, weight, scale, wants_weight=False)[1] is None
+
+
+def test_a_gated_activation_and_its_gradient_also_where_the_exponential_ends() -> None:
+    both = torch.randn(9, 48) * 30
+    both[0, :3] = torch.tensor([-200.0, 200.0, 0.0])
+    gate, up = both.chunk(2, -1)  # rows that are not dense
+    wide = [x.double().requires_grad_() for x in (gate, up)]
+    want = F.silu(wide[0]) * wide[1]
+    assert off(kernels.silu_times(gate, up), want) < 1e-6
+    grad = torch.randn(9, 24)
+    want.backward(grad.double())
+    got = kernels.silu_times_backward(grad, gate.contiguous(), up.contiguous())
+    assert all(w.grad is not None and off(g, w.grad) < 1e-6 for g, w in zip(got, wide, strict=True))
+
+
+@pytest.mark.parametrize("width", [5000, 1003, 7])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_log_probs_their_entropy_and_their_gradient(width: int, temperature: float) -> None:
+    logits = torch.randn(20, width) * 4
+    logits[3, 1] = -torch.inf  # a banned token
+    at, targets = torch.randint(0, 20, (50,)), torch.randint(2, width, (50,))
+    grads = torch.randn(50)
+    wide = logits.double().requires_grad_()
+    logp = (wide / temperature).log_softmax(-1)
+    top, total, entropy = kernels.log_sums(logits, 1 / temperature, entropy=True)
+    assert entropy is not None
+    torch.testing.assert_close(top / temperature + total, (wide / temperature).logsumexp(-1).float())
+    torch.testing.assert_close(entropy, -(logp.exp() * logp).nan_to_num(0.0).sum(-1).float())
+    (logp[at, targets] * grads.double()).sum().backward()
+    order = torch.argsort(at, stable=True)
+    starts = torch.searchsorted(at[order], torch.arange(21))
+    kernels.log_sums_backward(logits, top, total, grads, targets, order, starts, 1 / temperature)
+    assert wide.grad is not None and off(logits, wide.grad) < 1e-6
+
+
+def test_a_product_of_any_size_and_a_row_of_it_beside_any_number_of_others() -> None:
+    weight, bias, x = torch.randn(101, 72), torch.randn(101), torch.randn(300, 72)
+    packed, wide = kernels.pack(weight, bias)
+    whole = kernels.product(x, packed, wide, 101)
+    assert off(whole, x.double() @ weight.double().T + bias.double()) < 1e-6
+    assert all(torch.equal(kernels.product(x[:n].contiguous(), packed, wide, 101), whole[:n]) for n in range(1, 40))
+    assert torch.equal(kernels.product(x[250:].contiguous(), packed, wide, 101), whole[250:])
+
+
+def attended(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None, scale: float) -> Tensor:
+    """One row, in double precision: q (H, D) against keys (Hkv, L, D)."""
+    first = max(0, position - window + 1) if window else 0
+    group = len(q) // len(keys)
+    seen = [x.double()[:, first : position + 1].repeat_interleave(group, 0) for x in (keys, values)]
+    weights = (torch.einsum("hd,hld->hl", q.double(), seen[0]) * scale).softmax(-1)
+    return torch.einsum("hl,hld->hd", weights, seen[1])
+
+
+class World:
+    """Rows of six slots with some keys in them already; the fifth begins like the fourth."""
+
+    def __init__(self, width: int, value_width: int, heads: int, key_heads: int) -> None:
+        self.keys, self.values = torch.randn(6, key_heads, 64, width), torch.randn(6, key_heads, 64, value_width)
+        self.keys[5, :, :20], self.values[5, :, :20] = self.keys[4, :, :20], self.values[4, :, :20]
+        self.slot = torch.tensor([1, 1, 2, 3, 4, 5])
+        self.position = torch.tensor([9, 10, 40, 0, 25, 33])
+        self.query = torch.randn(heads, 6, width).transpose(0, 1)
+        self.key = torch.randn(key_heads, 6, width).transpose(0, 1)
+        self.value = torch.randn(key_heads, 6, value_width).transpose(0, 1)
+
+    def attend(self, which: list[int], *, window: int | None, share: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        rows = torch.tensor(which)
+        keys, values = self.keys.clone(), self.values.clone()
+        prefix = torch.where(self.slot == 5, 20, 0) if share else torch.zeros(6, dtype=torch.long)
+        if share:
+            keys[5, :, :16] = (
+                torch.nan
+            )  # nobody may look here: whole blocks of the prefix are read where they came from
+        of = kernels.Pass(
+            None, self.slot[rows], self.position[rows], self.slot[rows], self.position[rows],
+            torch.full_like(rows, 4), prefix[rows],
+        )  # fmt: skip
+        given = [x[rows] for x in (self.query, self.key, self.value)]
+        return kernels.attend(*given, keys, values, of, scale=0.3, window=window), keys, values
+
+
+SHAPES = [(64, 64, 9, 3), (32, 32, 4, 4), (24, 40, 4, 2), (8, 16, 2, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [None, 5, 16])
+def test_attention_over_slots(shape: tuple[int, int, int, int], window: int | None) -> None:
+    world = World(*shape)
+    out, keys, values = world.attend(list(range(6)), window=window)
+    for n, (slot, position) in enumerate(zip(world.slot.tolist(), world.position.tolist(), strict=True)):
+        assert torch.equal(keys[slot, :, position], world.key[n]) and torch.equal(
+            values[slot, :, position], world.value[n]
+        )
+        want = attended(world.query[n], keys[slot], values[slot], position, window, 0.3)
+        assert off(out[n], want) < 1e-6
+        # Rows that come later write keys that this one does not see, so alone it has the same bits.
+        alone, *_ = world.attend(list(range(n + 1)), window=window)
+        assert torch.equal(alone[n], out[n])
+
+
+@pytest.mark.parametrize("window", [None, 25])
+def test_a_prefix_is_read_where_it_came_from_with_the_same_bits(window: int | None) -> None:
+    world = World(32, 32, 4, 2)
+    apart, *_ = world.attend(list(range(6)), window=window)
+    shared, *_ = world.attend(list(range(6)), window=window, share=True)
+    assert torch.equal(apart, shared)
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    world, threads = World(32, 32, 4, 2), torch.get_num_threads()
+    weight, x = torch.randn(100, 64), torch.randn(50, 64)
+    packed, _ = kernels.pack(weight, None)
+    told = []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            told.append((world.attend(list(range(6)), window=None)[0], kernels.product(x, packed, None, 100)))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in told[1:] for a, b in zip(told[0], other, strict=True))
+
+
+def test_wider_panels_for_wider_vectors_give_the_same_product(tmp_path: Path) -> None:
+    """What AVX-512 would run, by narrower vectors."""
+    made = tmp_path / "wide.so"
+    source = Path(kernels.__file__).with_name("decode.c")
+    subprocess.run(
+        ["cc", "-O2", "-std=gnu11", "-w", "-DPANEL=32", "-shared", "-fPIC", source, "-o", made, "-lm"], check=True
+    )
+    library = ctypes.CDLL(str(made))
+    assert library.panel() == 32
+    weight, x, out = torch.randn(70, 24), torch.randn(13, 24), torch.empty(13, 70)
+    packed = F.pad(weight, (0, 0, 0, 26)).view(3, 32, 24).transpose(1, 2).contiguous()
+    at = [ctypes.c_void_p(t.data_ptr()) for t in (x, packed)]
+    sizes = [ctypes.c_int64(n) for n in (13, 24, 70)]
+    library.product(*at, None, ctypes.c_void_p(out.data_ptr()), *sizes, 1)
+    assert off(out, x.double() @ weight.double().T) < 1e-6
+
+
+# With and without a compiler ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Nothing is compiled yet, in a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.cache_clear()
+    yield monkeypatch
+    library.cache_clear()
+
+
+def test_they_are_compiled_once_and_kept(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert library() is not None
+    (kept,) = (tmp_path / "palestra").iterdir()  # and nothing half-made beside it
+    assert kept.suffix == ".so"
+    library.cache_clear()
+    anew.setenv("CC", "/bin/false")
+    assert library() is not None, "no compiler is needed any more"
+
+
+@pytest.mark.parametrize("name, value", [("PALESTRA_KERNELS", "0"), ("CC", "/bin/false"), ("CC", "no-such-compiler")])
+def test_without_them_there_is_a_plain_way(anew: pytest.MonkeyPatch, name: str, value: str) -> None:
+    anew.setenv(name, value)
+    assert library() is None and not kernels.available(torch.ones(8))
+
+
+def test_a_folder_that_cannot_be_written_is_passed_over(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "palestra").write_text("not a folder")
+    assert library() is not None
+
+
+def test_other_dtypes_and_layouts_are_not_taken() -> None:
+    fit: Any = kernels.available
+    assert fit(torch.ones(4, 8)) and fit(torch.ones(8, 8)[::2])
+    assert not fit(torch.ones(4, 8).T) and not fit(torch.ones(4, 8), torch.ones(8, dtype=torch.float64))
