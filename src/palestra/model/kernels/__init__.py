@@ -302,3 +302,23 @@ def _ref(structure: ctypes.Structure) -> Any:
 
 def _at(tensor: Tensor | None) -> ctypes.c_void_p | None:
     return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
+
+
+__all__ = [
+    "LANES",
+    "Decoder",
+    "Layer",
+    "Packed",
+    "Pass",
+    "attend",
+    "available",
+    "library",
+    "log_sums",
+    "log_sums_backward",
+    "pack",
+    "product",
+    "rms_norm",
+    "rms_norm_backward",
+    "silu_times",
+    "silu_times_backward",
+]
