@@ -256,7 +256,8 @@ class Batch:
         sinks: Tensor | None,
         dropout: float,
     ) -> Tensor:
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads, D)
+        # (N, heads, D); as [0] their gradients would be copied into zeros.
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
         outs = []
         for segment in self.segments:
             mixed = attend(

@@ -193,7 +193,7 @@ class Policy:
             )
             if critic is not None and critic.backbone is not None:
                 seen = [run_backbone(critic.backbone, batch.tokens, batch.positions, batch)]
-        logits: Tensor = out.logits[0]
+        logits: Tensor = out.logits.squeeze(0)  # as [0] it would be copied into zeros on the way back
         return logits, seen[0][0] if seen else None
 
 
