@@ -30,7 +30,7 @@ _KEPT = ("checkpoints", "warmup", "rollouts", "summary.json", "journal.jsonl", "
 """What makes a directory worth keeping, besides logged rows."""
 _SAME = ("kind", "seed")
 _TOLD = ("data", "env", "renderer", "rewards", "lora")
-_CONDITIONS = ("versions", "threads", "dtypes")
+_CONDITIONS = ("versions", "threads", "kernels", "dtypes")
 _PACKAGES = ("palestra", "torch", "transformers", "peft", "accelerate", "numpy")
 
 
@@ -135,7 +135,7 @@ def read_run(path: str | Path) -> dict[str, Any]:
 
 
 def describe(config: configuration.Config) -> dict[str, Any]:
-    """What ``run.json`` says about this process: versions, threads, dtypes, seed, git state, command, start (UTC)."""
+    """What ``run.json`` says about this process: versions, threads, kernels, dtypes, seed, git state, command, start (UTC)."""
     return {
         "format": FORMAT,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -144,6 +144,7 @@ def describe(config: configuration.Config) -> dict[str, Any]:
         "seed": config.model_dump().get("seed"),
         "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}},
         "threads": _threads(),
+        "kernels": _kernels(),
         "dtypes": _dtypes(config.model_dump(mode="json")),
         "git": git_state(Path.cwd()),
     }
@@ -166,6 +167,12 @@ def _threads() -> int | None:
     """Threads of one operation of torch, by which long sums are cut; None where torch is not loaded."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
+
+
+def _kernels() -> str | None:
+    """Whose arithmetic the numbers come from; None where no model is loaded."""
+    build: Any = sys.modules.get("palestra.model.kernels.build")
+    return None if build is None else str(build.which())
 
 
 def _dtypes(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

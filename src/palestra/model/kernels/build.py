@@ -34,13 +34,26 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def _loaded() -> ctypes.CDLL:
-    """OSError or SubprocessError where it cannot be compiled."""
+def which() -> str:
+    """What computes here: a name that changes with the sources and the processor, or ``torch`` alone."""
+    return "torch" if library() is None else _key(_flags())
+
+
+def _flags() -> tuple[str, ...]:
     # torch knows what this processor can do; "-march=native" would leave it to the compiler and to who made the cache.
     wide = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl")}
-    flags = (*_FLAGS, *wide.get(torch.backends.cpu.get_cpu_capability(), ()))
+    return (*_FLAGS, *wide.get(torch.backends.cpu.get_cpu_capability(), ()))
+
+
+def _key(flags: tuple[str, ...]) -> str:
     sources = [path.read_bytes() for path in sorted(_HERE.glob("*.[ch]"))]
-    key = hashlib.sha256(repr((sources, flags, platform.platform())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((sources, flags, platform.machine())).encode()).hexdigest()[:16]
+
+
+def _loaded() -> ctypes.CDLL:
+    """OSError or SubprocessError where it cannot be compiled."""
+    flags = _flags()
+    key = _key(flags)
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palestra" / f"kernels-{key}.so"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
