@@ -208,9 +208,16 @@ def test_they_are_compiled_once_and_kept(anew: pytest.MonkeyPatch, tmp_path: Pat
     assert library() is not None, "no compiler is needed any more"
 
 
-@pytest.mark.parametrize("name, value", [("PALESTRA_KERNELS", "0"), ("CC", "/bin/false"), ("CC", "no-such-compiler")])
-def test_without_them_there_is_a_plain_way(anew: pytest.MonkeyPatch, name: str, value: str) -> None:
-    anew.setenv(name, value)
+@pytest.mark.parametrize("compiler", ["/bin/false", "no-such-compiler"])
+def test_without_a_compiler_there_is_a_plain_way_and_one_is_told(anew: pytest.MonkeyPatch, compiler: str) -> None:
+    anew.setenv("CC", compiler)
+    with pytest.warns(UserWarning, match="kernels could not be built .* install a C compiler"):
+        assert library() is None
+    assert not kernels.available(torch.ones(8)), "once is enough"
+
+
+def test_who_wants_none_gets_none_without_a_word(anew: pytest.MonkeyPatch) -> None:
+    anew.setenv("PALESTRA_KERNELS", "0")
     assert library() is None and not kernels.available(torch.ones(8))
 
 

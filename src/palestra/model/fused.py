@@ -22,7 +22,7 @@ MLPS = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 
 def fuse(model: nn.Module) -> None:
     """Let the modules that are known here run on kernels, where there are any (harmless to repeat)."""
-    if kernels.library() is None:
+    if next(model.parameters()).device.type != "cpu" or kernels.library() is None:
         return
     for module in model.modules():
         if "forward" in vars(module):

@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -25,13 +26,22 @@ _BUILD_S = 60
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None."""
+    """The compiled functions, or None, with a warning that says why unless they are not wanted."""
     if os.environ.get("PALESTRA_KERNELS", "1") == "0":
         return None
     try:
         return _loaded()
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        warnings.warn(
+            f"kernels could not be built ({_first_line(error)}), so models run on torch's own operations, which takes "
+            "up to twice as long on a CPU; install a C compiler, or say PALESTRA_KERNELS=0 if that is meant",
+            stacklevel=2,
+        )
         return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def which() -> str:
