@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 import transformers as hf
 from small_models import VOCABULARY
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from palestra.engine.flat import FAMILIES, flatten
+from palestra.errors import EngineError
 from palestra.learn.scores import scores
 from palestra.model import kernels
 from palestra.model.fused import fuse
@@ -106,8 +109,8 @@ def test_logits_are_not_used_again_unnoticed_once_they_hold_their_gradient() -> 
 
 def test_which_models_the_engine_runs_without_their_modules() -> None:
     """A test that notices when a family is put together otherwise in a newer transformers."""
-    assert set(MADE) == FAMILIES
-    assert all(flatten(make(family)) is not None for family in FAMILIES)
+    assert {f"{family}ForCausalLM" for family in FAMILIES} == set(MADE)
+    assert all(flatten(make(family)) is not None for family in MADE)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +129,58 @@ def test_a_hook_is_not_passed_over() -> None:
     assert flatten(model) is None
 
 
-def test_a_layer_of_another_kind_is_not_passed_over() -> None:
-    class Scaled(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * super().forward(x)
+class Scaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
 
-    model = make("LlamaForCausalLM")
+
+class Louder(LlamaAttention):
+    """Attention of one's own under a well-known name elsewhere."""
+
+
+def other_linear(model: Any) -> None:
     model.model.layers[1].mlp.down_proj = Scaled(48, 32)
+
+
+def other_class(model: Any) -> None:
+    model.model.layers[1].self_attn.__class__ = Louder
+
+
+def other_forward(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x: 2 * type(mlp).forward(mlp, x)
+
+
+def narrower_layer(model: Any) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.gate_proj, mlp.up_proj, mlp.down_proj = nn.Linear(32, 40), nn.Linear(32, 40), nn.Linear(40, 32)
+
+
+def other_epsilon(model: Any) -> None:
+    model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+
+
+def fewer_layers(model: Any) -> None:
+    model.config.num_hidden_layers = 1
+
+
+@pytest.mark.parametrize(
+    "change", [other_linear, other_class, other_forward, narrower_layer, other_epsilon, fewer_layers]
+)
+def test_a_model_that_was_changed_is_not_passed_over(change: Callable[[Any], None]) -> None:
+    model = make("LlamaForCausalLM")
+    change(model)
     assert flatten(model) is None
+
+
+def test_a_model_converted_under_the_engine_is_told() -> None:
+    decoder = flatten(model := make("LlamaForCausalLM"))
+    assert decoder is not None
+    model.to(torch.bfloat16)
+    with pytest.raises(EngineError, match="moved or converted"):
+        decoder._laid_out()
+
+
+def test_a_target_that_is_no_token_is_refused() -> None:
+    with pytest.raises(IndexError, match="target -100 is no token"):
+        scores(torch.randn(2, 7), torch.arange(2), torch.tensor([3, -100]), 1.0, entropy=False)

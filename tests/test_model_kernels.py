@@ -226,6 +226,43 @@ def test_a_folder_that_cannot_be_written_is_passed_over(anew: pytest.MonkeyPatch
     assert library() is not None
 
 
+def test_without_a_home_they_are_compiled_all_the_same(anew: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    anew.delenv("XDG_CACHE_HOME")
+    anew.setattr(Path, "home", homeless)
+    assert library() is not None
+
+
+def test_a_kept_file_that_does_not_load_is_passed_over(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert library() is not None
+    (kept,) = (tmp_path / "palestra").iterdir()
+    library.cache_clear()
+    kept.unlink()  # what is mapped already must stay whole
+    kept.write_bytes(b"made elsewhere")
+    assert library() is not None
+
+
+def test_torchs_default_dtype_changes_nothing() -> None:
+    world, x, weight, ones = World(8, 8, 2, 1), torch.randn(5, 8), torch.randn(3, 8), torch.ones(5)
+
+    def all_of_them() -> list[Tensor]:
+        grads = kernels.rms_norm_backward(x, x, x[0], ones, wants_weight=True)
+        assert grads[1] is not None
+        packed, _ = kernels.pack(weight, None)
+        return [world.attend([0, 1], window=None)[0], kernels.product(x, packed, None, 3), kernels.silu_times(x, x),
+                kernels.rms_norm(x.clone(), x[0], 1e-5), *(g for g in grads if g is not None)]  # fmt: skip
+
+    want = all_of_them()
+    torch.set_default_dtype(torch.float64)
+    try:
+        got = all_of_them()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 def test_other_dtypes_and_layouts_are_not_taken() -> None:
     fit: Any = kernels.available
     assert fit(torch.ones(4, 8)) and fit(torch.ones(8, 8)[::2])

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from palestra.engine.packing import is_linear, together
 from palestra.engine.rows import Rows
 from palestra.engine.store import SlotStore
+from palestra.errors import EngineError
 from palestra.model import attention, kernels
-from palestra.model.fused import is_gated, is_norm
+from palestra.model.fused import is_gated, is_norm, is_one_of
 
-FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3"})
+_MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}
@@ -30,8 +32,7 @@ class FlatDecoder:
     def __init__(self, model: nn.Module) -> None:
         base = attention.hf_model(model)
         self._model, self._head = base.model, base.lm_head
-        self._parameters = list(base.parameters())
-        self._versions: list[int] = []
+        self._parameters, self._versions = list(base.parameters()), list[int]()
         self._decoder: kernels.Decoder | None = None
         self._packed_head: kernels.Packed | None = None
 
@@ -44,8 +45,9 @@ class FlatDecoder:
         decoder, (head, bias) = self._laid_out()
         x = self._model.embed_tokens(rows.tokens)
         cosines, sines = (angle[0] for angle in self._model.rotary_emb(x[None], rows.positions[None]))
-        shapes = (x.new_empty(_key_heads(layer), layer.self_attn.head_dim) for layer in self._model.layers)
-        tables = [store.tables(i, key, key) for i, key in enumerate(shapes)]
+        first = self._model.layers[0]  # the layers are alike
+        key = x.new_empty(_key_heads(first), first.self_attn.head_dim)
+        tables = [store.tables(i, key, key) for i in range(len(self._model.layers))]
         decoder(x, cosines, sines, tables, rows.as_pass)
         norm = self._model.norm
         last = kernels.rms_norm(x[rows.decoded], norm.weight, norm.variance_epsilon)
@@ -55,6 +57,8 @@ class FlatDecoder:
         """The weights as the kernels read them, made anew when one of them has changed."""
         versions = [p._version for p in self._parameters]
         if self._decoder is None or self._packed_head is None or versions != self._versions:
+            if not kernels.available(*self._parameters):
+                raise EngineError("the model was moved or converted after the engine was made; make another engine")
             self._versions = versions
             self._packed_head = kernels.pack(*together(self._head))
             layers = [_layer(layer) for layer in self._model.layers]
@@ -66,12 +70,12 @@ class FlatDecoder:
 def _layer(layer: Any) -> kernels.Layer:
     attends, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attends, name, None) for name in ("q_norm", "k_norm")]
-    query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
+    query_norm, key_norm = (None if norm is None else norm.weight.detach() for norm in norms)
     return kernels.Layer(
-        norm=layer.input_layernorm.weight,
+        norm=layer.input_layernorm.weight.detach(),
         qkv=kernels.pack(*together(attends.q_proj, attends.k_proj, attends.v_proj)),
         mixed=kernels.pack(*together(attends.o_proj)),
-        mlp_norm=layer.post_attention_layernorm.weight,
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
         gate_up=kernels.pack(*together(mlp.gate_proj, mlp.up_proj)),
         down=kernels.pack(*together(mlp.down_proj)),
         heads=attends.q_proj.out_features // attends.head_dim,
@@ -99,37 +103,42 @@ def _key_heads(layer: Any) -> int:
 def flatten(model: nn.Module) -> FlatDecoder | None:
     """The flat forward pass of a model that is put together in the way it expects, down to the last module."""
     base = attention.hf_model(model)
-    if type(base).__name__ not in FAMILIES or not kernels.available(*base.parameters()):
+    family = type(base).__name__.removesuffix("ForCausalLM")
+    if family not in FAMILIES or not kernels.available(*base.parameters()):
         return None
     inner = base.model
-    known = _children(base) == {"model", "lm_head"} and _children(inner) == {
-        "embed_tokens", "layers", "norm", "rotary_emb",
-    }  # fmt: skip
-    if not known or not all(map(_is_known_layer, inner.layers)) or not is_norm(inner.norm):
+    known = [(base, f"{family}ForCausalLM", {"model", "lm_head"}), (inner, f"{family}Model", _MODEL)]
+    known += [(inner.rotary_emb, f"{family}RotaryEmbedding", set())]
+    for layer in inner.layers:
+        known += [(layer, f"{family}DecoderLayer", _LAYER), (layer.self_attn, f"{family}Attention", _ATTENTION)]
+        known += [(layer.mlp, f"{family}MLP", _MLP)]
+    if not all(is_one_of(m, frozenset({name})) and _children(m) - _HEAD_NORMS == names for m, name, names in known):
         return None
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in base.modules())
-    plain = type(inner.embed_tokens) is nn.Embedding and is_linear(base.lm_head)
-    return FlatDecoder(model) if plain and not hooked else None
+    plain = type(inner.embed_tokens) is nn.Embedding and is_linear(base.lm_head) and is_norm(inner.norm)
+    return FlatDecoder(model) if plain and not hooked and _is_regular(inner) else None
 
 
-def _is_known_layer(layer: nn.Module) -> bool:
-    of: Any = layer
-    if _children(layer) != _LAYER or not all(map(is_norm, (of.input_layernorm, of.post_attention_layernorm))):
+def _is_regular(inner: Any) -> bool:
+    """Whether all layers are alike, in the sizes that the kernels take."""
+    epsilon, shapes = inner.norm.variance_epsilon, set()
+    for layer in inner.layers:
+        attends, mlp = layer.self_attn, layer.mlp
+        q, k, v, o = (getattr(attends, f"{name}_proj") for name in "qkvo")
+        norms = [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [getattr(attends, name) for name in _HEAD_NORMS if hasattr(attends, name)]
+        linears = [q, k, v, o, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        if not all(map(is_linear, linears)) or any(not is_norm(n) or n.variance_epsilon != epsilon for n in norms):
+            return False
+        if len({x.bias is None for x in (q, k, v)}) > 1 or (mlp.gate_proj.bias is None) != (mlp.up_proj.bias is None):
+            return False
+        width = attends.head_dim
+        shapes.add((width, len(norms), *((x.in_features, x.out_features) for x in linears)))
+    if len(shapes) != 1 or len(inner.layers) != inner.config.num_hidden_layers:
         return False
-    attends, mlp = of.self_attn, of.mlp
-    norms = _children(attends) - _ATTENTION
-    if not _children(attends) >= _ATTENTION or norms not in (set(), _HEAD_NORMS) or _children(mlp) != _MLP:
-        return False
-    linears = [getattr(attends, n) for n in _ATTENTION] + [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    widths = (attends.head_dim, of.input_layernorm.weight.numel(), mlp.down_proj.in_features)
-    return (
-        all(map(is_linear, linears))
-        and all(is_norm(getattr(attends, n)) for n in norms)
-        and all(width % kernels.LANES == 0 for width in widths)
-        and len({getattr(attends, n).bias is None for n in ("q_proj", "k_proj", "v_proj")}) == 1
-        and (mlp.gate_proj.bias is None) == (mlp.up_proj.bias is None)
-        and is_gated(mlp)
-    )
+    whole = q.out_features % width == k.out_features % width == 0 and k.out_features == v.out_features
+    eights = all(n % kernels.LANES == 0 for n in (width, mlp.down_proj.in_features, q.in_features))
+    return whole and eights and o.in_features == q.out_features and is_gated(mlp)
 
 
 def _children(module: nn.Module) -> set[str]:

@@ -34,7 +34,7 @@ class PackedLinear:
     def __init__(self, *layers: nn.Module) -> None:
         self._layers = layers
         self._linears = [_linear(layer) for layer in layers]
-        self._sources = [p for layer in layers for name, p in layer.named_parameters() if not name.endswith("bias")]
+        self._sources = [p for layer in layers for p in layer.parameters()]
         self._sizes = [linear.out_features for linear in self._linears]
         self._ours = all(kernels.available(linear.weight) for linear in self._linears)
         self._packed: Tensor | None = None
@@ -63,7 +63,9 @@ class PackedLinear:
             self._versions = versions
             self._packed, self._bias = self._laid_out()
         if self._ours:
-            dense = x.reshape(-1, x.shape[-1])
+            if not kernels.available(x):
+                raise TypeError(f"a layer in float32 on the CPU was given {x.dtype} on {x.device.type}")
+            dense = x.reshape(-1, x.shape[-1]).contiguous()
             return kernels.product(dense, self._packed, self._bias, sum(self._sizes)).view(*x.shape[:-1], -1)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out

@@ -4,7 +4,6 @@
 Every forward pass is a flat list of rows, one row per token. A row knows its slot and its position; its key
 and value are written first, then it attends to everything in its slot up to itself. Rows come as *segments*
 (several new tokens of one slot: a prompt, a tool's result) and as *decode rows* (one token each).
-
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 ROW_MULTIPLE = 8
-KEY_MULTIPLE = 16
+KEY_MULTIPLE = 16  # capacities are such: kernels read keys in whole blocks of eight
 MIN_KEYS = 64  # below 400 multiply-adds torch.bmm takes another kernel, so the choice would depend on neighbours
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from palestra.model import kernels
 
@@ -45,6 +46,11 @@ class _Scores(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, at: Tensor, targets: Tensor, factor: float, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
+        if len(targets) and int(targets.min()) < 0:
+            raise IndexError(
+                f"target {int(targets.min())} is no token"
+            )  # C would write where torch counts from the end
+        at, targets = at.long().contiguous(), targets.long().contiguous()
         top, total, spread = kernels.log_sums(logits, factor, entropy=entropy)
         ctx.save_for_backward(logits, at, targets, top, total)
         ctx.factor = factor
@@ -55,6 +61,7 @@ class _Scores(torch.autograd.Function):
         return out, beside
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, at, targets, top, total = ctx.saved_tensors
         order = torch.argsort(at, stable=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from palestra.model import kernels
 
@@ -25,8 +26,6 @@ def fuse(model: nn.Module) -> None:
     if next(model.parameters()).device.type != "cpu" or kernels.library() is None:
         return
     for module in model.modules():
-        if "forward" in vars(module):
-            continue  # it has been given another already
         if is_norm(module):
             module.forward = MethodType(_norm, module)  # a method: a deep copy of the module gets one of its own
         elif is_gated(module):
@@ -35,13 +34,20 @@ def fuse(model: nn.Module) -> None:
 
 def is_norm(module: nn.Module) -> bool:
     """Whether it is weight · x / √(mean x² + ε)."""
-    return type(module).__name__ in NORMS
+    return is_one_of(module, NORMS)
 
 
 def is_gated(module: nn.Module) -> bool:
     """Whether it is down(silu(gate(x)) · up(x))."""
     of: Any = module
-    return type(module).__name__ in MLPS and type(of.act_fn).__name__ in ("SiLU", "SiLUActivation")
+    return is_one_of(module, MLPS) and type(of.act_fn).__name__ in ("SiLU", "SiLUActivation")
+
+
+def is_one_of(module: nn.Module, names: frozenset[str]) -> bool:
+    """Whether its class is one of transformers' own of these names, with the forward pass of its class or ours."""
+    kind, given = type(module), vars(module).get("forward")
+    untouched = given is None or getattr(given, "__func__", None) in (_norm, _gated)
+    return kind.__name__ in names and kind.__module__.startswith("transformers.models.") and untouched
 
 
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:
@@ -74,6 +80,7 @@ class _Norm(torch.autograd.Function):
         return normed.view(x.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         grad = grads[0].reshape(x.shape).contiguous()
@@ -89,6 +96,7 @@ class _SiluTimes(torch.autograd.Function):
         return kernels.silu_times(*flat).view(gate.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         dgate, dup = kernels.silu_times_backward(grads[0].reshape(gate.shape).contiguous(), gate, up)

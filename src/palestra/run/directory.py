@@ -135,7 +135,8 @@ def read_run(path: str | Path) -> dict[str, Any]:
 
 
 def describe(config: configuration.Config) -> dict[str, Any]:
-    """What ``run.json`` says about this process: versions, threads, kernels, dtypes, seed, git state, command, start (UTC)."""
+    """What ``run.json`` says about this process: versions, threads, kernels, dtypes, seed, git state, command, start
+    (UTC)."""
     return {
         "format": FORMAT,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

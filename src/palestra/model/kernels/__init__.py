@@ -20,6 +20,7 @@ from palestra.model.kernels.build import library
 
 LANES = 8
 """Widths that the kernels take are multiples of it."""
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 def available(*tensors: Tensor) -> bool:
@@ -29,9 +30,6 @@ def available(*tensors: Tensor) -> bool:
 
 
 # Attention over slots ------------------------------------------------------------------------------------------
-
-
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class _Rows(ctypes.Structure):
@@ -102,7 +100,7 @@ def attend(
     query (N, H, D), key (N, Hkv, D), value (N, Hkv, Dv); keys (slots, Hkv, capacity, D) and values of the store.
     """
     count, heads, width = query.shape
-    out = torch.empty(count, heads, value.shape[2])
+    out = query.new_empty(count, heads, value.shape[2])
     rows = _Rows(
         query.data_ptr(), key.data_ptr(), value.data_ptr(), *query.stride()[:2], *key.stride()[:2], *value.stride()[:2]
     )
@@ -152,7 +150,7 @@ class Decoder:
     """Layers that a pass goes through in one call. epsilon: of all norms; inner: how wide the gated part is."""
 
     def __init__(self, layers: Sequence[Layer], *, epsilon: float, inner: int) -> None:
-        self._kept, self._epsilon, self._inner = layers, epsilon, inner
+        self._kept, self._epsilon, self._inner = layers, epsilon, inner  # kept: the tensors behind the pointers
         self._layers = (_Layer * len(layers))()
         for c, layer in zip(self._layers, layers, strict=True):
             c.norm, c.mlp_norm = layer.norm.data_ptr(), layer.mlp_norm.data_ptr()
@@ -169,6 +167,8 @@ class Decoder:
     ) -> None:
         """Let x (N, hidden) go through the layers, in place. cosines, sines (N, D), dense; tables: each layer's keys
         and values in the store."""
+        if cosines.shape != (len(x), self._layers[0].slots.width) or not available(x, cosines, sines):
+            raise ValueError(f"angles of shape {tuple(cosines.shape)} do not turn whole heads in float32")
         for c, (keys, values) in zip(self._layers, tables, strict=True):
             c.turns.cosines, c.turns.sines = cosines.data_ptr(), sines.data_ptr()
             c.slots.keys, c.slots.values, c.slots.capacity = keys.data_ptr(), values.data_ptr(), keys.shape[2]
@@ -200,8 +200,8 @@ def pack(weight: Tensor, bias: Tensor | None) -> Packed:
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
     """x (N, d) times a packed weight of ``width`` outputs, and its bias: (N, width)."""
-    out = torch.empty(len(x), width)
-    _lib().product(*map(_at, (x, packed, bias, out)), *map(ctypes.c_int64, (*x.shape, width)), torch.get_num_threads())
+    out = x.new_empty(len(x), width)
+    _lib().product(*map(_at, (x, packed, bias, out)), *map(_INT, (*x.shape, width)), torch.get_num_threads())
     return out
 
 
@@ -215,8 +215,8 @@ def rms_norm(
     out = torch.empty_like(x)
     _lib().rms_norm(
         *map(_at, (x, added, weight, out, scale)),
-        *map(ctypes.c_int64, x.shape),
-        ctypes.c_float(epsilon),
+        *map(_INT, x.shape),
+        _FLOAT(epsilon),
         torch.get_num_threads(),
     )
     return out
@@ -228,26 +228,22 @@ def rms_norm_backward(
     """The gradients of x and, where wanted, of the weight."""
     threads = torch.get_num_threads()
     dx = torch.empty_like(x)
-    parts = torch.empty(threads, x.shape[1]) if wants_weight else None
-    _lib().rms_norm_backward(*map(_at, (grad, x, weight, scale, dx, parts)), *map(ctypes.c_int64, x.shape), threads)
+    parts = x.new_empty(threads, x.shape[1]) if wants_weight else None
+    _lib().rms_norm_backward(*map(_at, (grad, x, weight, scale, dx, parts)), *map(_INT, x.shape), threads)
     return dx, None if parts is None else parts.sum(0)
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, both (N, d) with the same distance between rows."""
-    out = torch.empty(gate.shape)
-    _lib().silu_times(
-        *map(_at, (gate, up, out)), *map(ctypes.c_int64, (*gate.shape, gate.stride(0))), torch.get_num_threads()
-    )
+    out = gate.new_empty(gate.shape)
+    _lib().silu_times(*map(_at, (gate, up, out)), *map(_INT, (*gate.shape, gate.stride(0))), torch.get_num_threads())
     return out
 
 
 def silu_times_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up; all dense, (N, d)."""
     dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-    _lib().silu_times_backward(
-        *map(_at, (grad, gate, up, dgate, dup)), *map(ctypes.c_int64, gate.shape), torch.get_num_threads()
-    )
+    _lib().silu_times_backward(*map(_at, (grad, gate, up, dgate, dup)), *map(_INT, gate.shape), torch.get_num_threads())
     return dgate, dup
 
 
@@ -258,8 +254,8 @@ def log_sums(logits: Tensor, factor: float, *, entropy: bool) -> tuple[Tensor, T
     spread = logits.new_empty(len(logits)) if entropy else None
     _lib().log_sums(
         *map(_at, (logits, top, total, spread)),
-        *map(ctypes.c_int64, logits.shape),
-        ctypes.c_float(factor),
+        *map(_INT, logits.shape),
+        _FLOAT(factor),
         torch.get_num_threads(),
     )
     return top, total, spread
@@ -279,8 +275,8 @@ def log_sums_backward(
     ``order[starts[r]:starts[r + 1]]`` lists."""
     _lib().log_sums_backward(
         *map(_at, (logits, top, total, grads, targets, order, starts)),
-        *map(ctypes.c_int64, logits.shape),
-        ctypes.c_float(factor),
+        *map(_INT, logits.shape),
+        _FLOAT(factor),
         torch.get_num_threads(),
     )
 
@@ -301,7 +297,7 @@ def _ref(structure: ctypes.Structure) -> Any:
 
 
 def _at(tensor: Tensor | None) -> ctypes.c_void_p | None:
-    return None if tensor is None else ctypes.c_void_p(tensor.data_ptr())
+    return None if tensor is None else _POINTER(tensor.data_ptr())
 
 
 __all__ = [

@@ -57,23 +57,25 @@ def _flags() -> tuple[str, ...]:
 
 def _key(flags: tuple[str, ...]) -> str:
     sources = [path.read_bytes() for path in sorted(_HERE.glob("*.[ch]"))]
-    return hashlib.sha256(repr((sources, flags, platform.machine())).encode()).hexdigest()[:16]
+    machine = (platform.machine(), platform.system(), platform.libc_ver())
+    return hashlib.sha256(repr((sources, flags, machine)).encode()).hexdigest()[:16]
 
 
 def _loaded() -> ctypes.CDLL:
     """OSError or SubprocessError where it cannot be compiled."""
     flags = _flags()
-    key = _key(flags)
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palestra" / f"kernels-{key}.so"
+    name = f"kernels-{_key(flags)}.so"
     try:
+        kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palestra" / name
         kept.parent.mkdir(parents=True, exist_ok=True)
         if not kept.exists():
             _compile(kept, flags)
         return ctypes.CDLL(str(kept))
-    except (PermissionError, FileExistsError, NotADirectoryError):
-        with tempfile.TemporaryDirectory() as aside:  # nowhere to keep it; once loaded the file is not needed
-            _compile(Path(aside) / kept.name, flags)
-            return ctypes.CDLL(str(Path(aside) / kept.name))
+    except (OSError, RuntimeError):
+        # No home, no room, no right to write, or made by a machine that shares the home: once loaded no file is needed.
+        with tempfile.TemporaryDirectory() as aside:
+            _compile(Path(aside) / name, flags)
+            return ctypes.CDLL(str(Path(aside) / name))
 
 
 def _compile(target: Path, flags: tuple[str, ...]) -> None:

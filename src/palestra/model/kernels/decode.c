@@ -3,8 +3,8 @@
 //
 // With a few dozen rows, torch's small operations and what calls them take longer than the products between them. Every
 // function has a plain equivalent in torch, which is used where this cannot be compiled, and tests hold the two
-// together. Arrays are float32. A row's arithmetic has one order, whatever rows stand beside it and however many threads
-// there are, so its bits depend on nothing else.
+// together. Arrays are float32. A row's arithmetic has one order, whatever rows stand beside it and however many
+// threads there are, so its bits depend on nothing else.
 
 #include "vectors.h"
 
@@ -87,8 +87,8 @@ static void attend_one(float *out, const float *query, parts_t keys, parts_t val
     }
 }
 
-// x (D,) made into unit root mean square and weighted (unless weight is NULL), then turned by the angles of its position:
-// halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
+// x (D,) made into unit root mean square and weighted (unless weight is NULL), then turned by the angles of its
+// position: halves (a, b) → (a·cos − b·sin, b·cos + a·sin).
 static inline void turn(float *out, const float *x, const float *weight, float epsilon, const float *cosines,
                         const float *sines, int64_t width, float scale) {
     if (weight) {
@@ -179,8 +179,8 @@ static void attend_together(const rows_t *rows, const slots_t *slots, const turn
     }
 }
 
-// Write rows' keys and values into their slots, then let every row attend: out (count, heads, value_width). turns may be
-// NULL. Returns 0, or 1 when there is no memory.
+// Write rows' keys and values into their slots, then let every row attend: out (count, heads, value_width). turns may
+// be NULL. Returns 0, or 1 when there is no memory.
 int attend(const rows_t *rows, const slots_t *slots, const turn_t *turns, const pass_t *pass, float *out, int threads) {
     int failed = 0;
     float **rooms = calloc(threads, sizeof(float *));
@@ -293,7 +293,7 @@ static void norm_together(float *x, const float *added, const float *weight, flo
     }
 }
 
-// x (count, width) += added (unless NULL); out = weight · x / √(mean x² + epsilon); scale (count,), unless NULL: that 1/√.
+// x (count, width) += added (unless NULL); out = weight · x / √(mean x² + epsilon); scale (count,): that 1/√, or NULL.
 void rms_norm(float *x, const float *added, const float *weight, float *out, float *scale, int64_t count, int64_t width,
               float epsilon, int threads) {
 #pragma omp parallel num_threads(threads)

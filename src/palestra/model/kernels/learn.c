@@ -25,7 +25,7 @@ void rms_norm_backward(const float *grad, const float *x, const float *weight, c
     }
 }
 
-// Its gradient, (count, width) each, all of them dense.
+// The gradient of silu_times, (count, width) each, all of them dense.
 void silu_times_backward(const float *grad, const float *gate, const float *up, float *dgate, float *dup, int64_t count,
                          int64_t width, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -39,9 +39,9 @@ void silu_times_backward(const float *grad, const float *gate, const float *up, 
 
 // Log-probabilities ----------------------------------------------------------------------------------------------
 
-// For each row of logits (count, width): top = its largest, log_sum = log Σ e^((logits − top) · factor), and, unless NULL,
-// entropy = −Σ p·log p. The largest is taken off first, before anything is rounded at its size. Whatever the width; a logit
-// of −∞ is a token that cannot be.
+// For each row of logits (count, width): top = its largest, log_sum = log Σ e^((logits − top) · factor), and, unless
+// NULL, entropy = −Σ p·log p. The largest is taken off first, before anything is rounded at its size. Whatever the
+// width; a logit of −∞ is a token that cannot be.
 void log_sums(const float *logits, float *top, float *log_sum, float *entropy, int64_t count, int64_t width,
               float factor, int threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
