@@ -14,13 +14,13 @@ from small_models import VOCABULARY
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from palestra.engine.flat import FAMILIES, flatten
+from palestra.engine.flat import flatten
 from palestra.errors import EngineError
 from palestra.learn.scores import scores
 from palestra.model import kernels
-from palestra.model.fused import fuse
+from palestra.model.fused import FAMILIES, fuse
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -160,12 +160,16 @@ def other_epsilon(model: Any) -> None:
     model.model.layers[1].input_layernorm.variance_epsilon = 0.5
 
 
+def other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+
+
 def fewer_layers(model: Any) -> None:
     model.config.num_hidden_layers = 1
 
 
 @pytest.mark.parametrize(
-    "change", [other_linear, other_class, other_forward, narrower_layer, other_epsilon, fewer_layers]
+    "change", [other_linear, other_class, other_forward, narrower_layer, other_epsilon, other_activation, fewer_layers]
 )
 def test_a_model_that_was_changed_is_not_passed_over(change: Callable[[Any], None]) -> None:
     model = make("LlamaForCausalLM")

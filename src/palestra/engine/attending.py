@@ -47,7 +47,7 @@ class SlotPlan:
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads, D)
         keys, values = self.store.tables(layer, k, v)
         rows = self.rows
-        if softcap is None and sinks is None and _takes(q, k, v):
+        if softcap is None and sinks is None and kernels.takes(q, k, v):
             return kernels.attend(q, k, v, keys, values, rows.as_pass, scale=scale, window=window)[None]
         at = slice(None) if rows.written is None else rows.written
         keys[rows.slots, :, rows.places] = k[at]
@@ -57,11 +57,6 @@ class SlotPlan:
             seen = keys[block.slots, :, : block.length], values[block.slots, :, : block.length]  # (S, Hkv, L, D)
             out[block.rows] = _grouped(q[block.queries], *seen, block.hidden(window), scale, softcap, sinks)
         return out[None, :-1]
-
-
-def _takes(*rows: Tensor) -> bool:
-    """Whether the kernel takes rows like these."""
-    return all(x.shape[-1] % kernels.LANES == 0 for x in rows) and kernels.available(*rows)
 
 
 def _grouped(

@@ -16,9 +16,8 @@ from palestra.engine.rows import Rows
 from palestra.engine.store import SlotStore
 from palestra.errors import EngineError
 from palestra.model import attention, kernels
-from palestra.model.fused import is_gated, is_norm, is_one_of
+from palestra.model.fused import FAMILIES, is_gated, is_norm, is_one_of
 
-FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3"})
 _MODEL = {"embed_tokens", "layers", "norm", "rotary_emb"}
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -128,7 +127,11 @@ def _is_regular(inner: Any) -> bool:
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         norms += [getattr(attends, name) for name in _HEAD_NORMS if hasattr(attends, name)]
         linears = [q, k, v, o, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        if not all(map(is_linear, linears)) or any(not is_norm(n) or n.variance_epsilon != epsilon for n in norms):
+        if (
+            not is_gated(mlp)
+            or not all(map(is_linear, linears))
+            or any(not is_norm(n) or n.variance_epsilon != epsilon for n in norms)
+        ):
             return False
         if len({x.bias is None for x in (q, k, v)}) > 1 or (mlp.gate_proj.bias is None) != (mlp.up_proj.bias is None):
             return False
@@ -138,11 +141,11 @@ def _is_regular(inner: Any) -> bool:
         return False
     whole = q.out_features % width == k.out_features % width == 0 and k.out_features == v.out_features
     eights = all(n % kernels.LANES == 0 for n in (width, mlp.down_proj.in_features, q.in_features))
-    return whole and eights and o.in_features == q.out_features and is_gated(mlp)
+    return whole and eights and o.in_features == q.out_features
 
 
 def _children(module: nn.Module) -> set[str]:
     return {name for name, _ in module.named_children()}
 
 
-__all__ = ["FAMILIES", "FlatDecoder", "flatten"]
+__all__ = ["FlatDecoder", "flatten"]

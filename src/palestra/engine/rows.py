@@ -91,7 +91,7 @@ class Rows:
         self.decoded = torch.tensor([*range(first, first + decoding)] + [0] * (wanted - decoding), device=device)
         self._schedule, self._first, self._device = schedule, first, device
 
-    @property
+    @cached_property
     def as_pass(self) -> Pass:
         """The same for kernels."""
         return Pass(self.written, self.slots, self.places, self.slot, self.positions, self.prefix_slot, self.prefix)

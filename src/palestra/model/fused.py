@@ -17,8 +17,9 @@ from torch.autograd.function import once_differentiable
 
 from palestra.model import kernels
 
-NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"})
-MLPS = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+FAMILIES = frozenset({"Llama", "Mistral", "Qwen2", "Qwen3"})
+_NORMS = frozenset(f"{family}RMSNorm" for family in FAMILIES)
+_MLPS = frozenset(f"{family}MLP" for family in FAMILIES)
 
 
 def fuse(model: nn.Module) -> None:
@@ -34,13 +35,13 @@ def fuse(model: nn.Module) -> None:
 
 def is_norm(module: nn.Module) -> bool:
     """Whether it is weight · x / √(mean x² + ε)."""
-    return is_one_of(module, NORMS)
+    return is_one_of(module, _NORMS)
 
 
 def is_gated(module: nn.Module) -> bool:
     """Whether it is down(silu(gate(x)) · up(x))."""
     of: Any = module
-    return is_one_of(module, MLPS) and type(of.act_fn).__name__ in ("SiLU", "SiLUActivation")
+    return is_one_of(module, _MLPS) and type(of.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
 def is_one_of(module: nn.Module, names: frozenset[str]) -> bool:
@@ -51,7 +52,7 @@ def is_one_of(module: nn.Module, names: frozenset[str]) -> bool:
 
 
 def _norm(self: Any, hidden_states: Tensor) -> Tensor:
-    if not _takes(hidden_states, self.weight):
+    if not kernels.takes(hidden_states, self.weight):
         plain: Tensor = type(self).forward(self, hidden_states)
         return plain
     normed: Tensor = _Norm.apply(hidden_states, self.weight, self.variance_epsilon)  # type: ignore[no-untyped-call]
@@ -60,14 +61,10 @@ def _norm(self: Any, hidden_states: Tensor) -> Tensor:
 
 def _gated(self: Any, x: Tensor) -> Tensor:
     gate, up = self.gate_proj(x), self.up_proj(x)
-    fused = _takes(gate, up)
+    fused = kernels.takes(gate, up)
     inside = _SiluTimes.apply(gate, up) if fused else self.act_fn(gate) * up  # type: ignore[no-untyped-call]
     out: Tensor = self.down_proj(inside)
     return out
-
-
-def _takes(*tensors: Tensor) -> bool:
-    return tensors[0].shape[-1] % kernels.LANES == 0 and kernels.available(*tensors)
 
 
 class _Norm(torch.autograd.Function):
@@ -103,4 +100,4 @@ class _SiluTimes(torch.autograd.Function):
         return dgate.view(grads[0].shape), dup.view(grads[0].shape)
 
 
-__all__ = ["MLPS", "NORMS", "fuse", "is_gated", "is_norm"]
+__all__ = ["FAMILIES", "fuse", "is_gated", "is_norm", "is_one_of"]

@@ -29,6 +29,11 @@ def available(*tensors: Tensor) -> bool:
     return fit and library() is not None
 
 
+def takes(*tensors: Tensor) -> bool:
+    """Whether they are there for tensors whose last axis is walked in whole vectors."""
+    return all(t.shape[-1] % LANES == 0 for t in tensors) and available(*tensors)
+
+
 # Attention over slots ------------------------------------------------------------------------------------------
 
 
@@ -208,13 +213,11 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tenso
 # Norms, activations, log-probabilities --------------------------------------------------------------------------
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor, epsilon: float, *, added: Tensor | None = None, scale: Tensor | None = None
-) -> Tensor:
-    """weight · x / √(mean x² + ε) over the last axis of x (N, d), after ``x += added`` in place. scale (N,): 1/√."""
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, scale: Tensor | None = None) -> Tensor:
+    """weight · x / √(mean x² + ε) over the last axis of x (N, d), dense. scale (N,): takes 1/√."""
     out = torch.empty_like(x)
     _lib().rms_norm(
-        *map(_at, (x, added, weight, out, scale)),
+        *map(_at, (x, weight, out, scale)),
         *map(_INT, x.shape),
         _FLOAT(epsilon),
         torch.get_num_threads(),
@@ -234,9 +237,9 @@ def rms_norm_backward(
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) · up, both (N, d) with the same distance between rows."""
+    """silu(gate) · up, both (N, d), dense."""
     out = gate.new_empty(gate.shape)
-    _lib().silu_times(*map(_at, (gate, up, out)), *map(_INT, (*gate.shape, gate.stride(0))), torch.get_num_threads())
+    _lib().silu_times(*map(_at, (gate, up, out)), *map(_INT, gate.shape), torch.get_num_threads())
     return out
 
 
@@ -317,4 +320,5 @@ __all__ = [
     "rms_norm_backward",
     "silu_times",
     "silu_times_backward",
+    "takes",
 ]

@@ -20,14 +20,15 @@ from pathlib import Path
 import torch
 
 _HERE = Path(__file__).parent
-_FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-w", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-w", "-fopenmp", "-shared", "-fPIC")
 _BUILD_S = 60
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, or None, with a warning that says why unless they are not wanted."""
-    if os.environ.get("PALESTRA_KERNELS", "1") == "0":
+    """The compiled functions; None elsewhere than on Linux with AVX2 or more, where they are not wanted, and, with a
+    warning that says why, where they cannot be built."""
+    if os.environ.get("PALESTRA_KERNELS", "1") == "0" or platform.system() != "Linux" or not _wide():
         return None
     try:
         return _loaded()
@@ -46,13 +47,14 @@ def _first_line(error: Exception) -> str:
 
 def which() -> str:
     """What computes here: a name that changes with the sources and the processor, or ``torch`` alone."""
-    return "torch" if library() is None else _key(_flags())
+    return "torch" if library() is None else _key((*_FLAGS, *_wide()))
 
 
-def _flags() -> tuple[str, ...]:
-    # torch knows what this processor can do; "-march=native" would leave it to the compiler and to who made the cache.
+def _wide() -> tuple[str, ...]:
+    """What the compiler may use. torch knows what this processor can do; "-march=native" would leave it to who made the
+    cache."""
     wide = {"AVX2": ("-mavx2", "-mfma"), "AVX512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl")}
-    return (*_FLAGS, *wide.get(torch.backends.cpu.get_cpu_capability(), ()))
+    return wide.get(torch.backends.cpu.get_cpu_capability(), ())
 
 
 def _key(flags: tuple[str, ...]) -> str:
@@ -63,7 +65,7 @@ def _key(flags: tuple[str, ...]) -> str:
 
 def _loaded() -> ctypes.CDLL:
     """OSError or SubprocessError where it cannot be compiled."""
-    flags = _flags()
+    flags = (*_FLAGS, *_wide())
     name = f"kernels-{_key(flags)}.so"
     try:
         kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palestra" / name
@@ -84,18 +86,9 @@ def _compile(target: Path, flags: tuple[str, ...]) -> None:
         raise FileNotFoundError("no C compiler")
     with tempfile.TemporaryDirectory(dir=target.parent) as aside:
         made = Path(aside) / target.name
-        for threads in (["-fopenmp"], []):  # Apple's compiler has no OpenMP: one thread then
-            command = [
-                *compiler.split(),
-                *flags,
-                *threads,
-                *map(str, sorted(_HERE.glob("*.c"))),
-                "-o",
-                str(made),
-                "-lm",
-            ]
-            done = subprocess.run(command, capture_output=True, timeout=_BUILD_S, check=False)
-            if done.returncode == 0:
-                os.replace(made, target)
-                return
-    raise subprocess.SubprocessError(done.stderr.decode(errors="replace"))
+        sources = map(str, sorted(_HERE.glob("*.c")))
+        command = [*compiler.split(), *flags, *sources, "-o", str(made), "-lm"]
+        done = subprocess.run(command, capture_output=True, timeout=_BUILD_S, check=False)
+        if done.returncode != 0:
+            raise subprocess.SubprocessError(done.stderr.decode(errors="replace"))
+        os.replace(made, target)

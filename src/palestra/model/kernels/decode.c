@@ -188,7 +188,7 @@ int attend(const rows_t *rows, const slots_t *slots, const turn_t *turns, const 
         if (!(rooms[t] = room_for_scores(pass, slots->width))) failed = 1;
     if (rooms && !failed) {
 #pragma omp parallel num_threads(threads)
-        attend_together(rows, slots, turns, pass, out, rooms[THREAD]);
+        attend_together(rows, slots, turns, pass, out, rooms[omp_get_thread_num()]);
     }
     for (int t = 0; rooms && t < threads; t++) free(rooms[t]);
     free(rooms);
@@ -275,6 +275,7 @@ void product(const float *x, const float *packed, const float *bias, float *out,
 
 // Norms and activations ------------------------------------------------------------------------------------------
 
+// x (count, width) += added (unless NULL), then as rms_norm below.
 static void norm_together(float *x, const float *added, const float *weight, float *out, float *scale, int64_t count,
                           int64_t width, float epsilon) {
 #pragma omp for schedule(static)
@@ -293,13 +294,14 @@ static void norm_together(float *x, const float *added, const float *weight, flo
     }
 }
 
-// x (count, width) += added (unless NULL); out = weight · x / √(mean x² + epsilon); scale (count,): that 1/√, or NULL.
-void rms_norm(float *x, const float *added, const float *weight, float *out, float *scale, int64_t count, int64_t width,
-              float epsilon, int threads) {
+// out = weight · x / √(mean x² + epsilon), (count, width); scale (count,): that 1/√, or NULL.
+void rms_norm(float *x, const float *weight, float *out, float *scale, int64_t count, int64_t width, float epsilon,
+              int threads) {
 #pragma omp parallel num_threads(threads)
-    norm_together(x, added, weight, out, scale, count, width, epsilon);
+    norm_together(x, NULL, weight, out, scale, count, width, epsilon);
 }
 
+// A row of gate and up begins `stride` floats after the one before.
 static void gate_together(const float *gate, const float *up, float *out, int64_t count, int64_t width,
                           int64_t stride) {
 #pragma omp for schedule(static)
@@ -310,11 +312,10 @@ static void gate_together(const float *gate, const float *up, float *out, int64_
         }
 }
 
-// out (count, width) = silu(gate) · up, where a row of either begins `stride` floats after the one before.
-void silu_times(const float *gate, const float *up, float *out, int64_t count, int64_t width, int64_t stride,
-                int threads) {
+// out (count, width) = silu(gate) · up.
+void silu_times(const float *gate, const float *up, float *out, int64_t count, int64_t width, int threads) {
 #pragma omp parallel num_threads(threads)
-    gate_together(gate, up, out, count, width, stride);
+    gate_together(gate, up, out, count, width, width);
 }
 
 // A decoder's layers ---------------------------------------------------------------------------------------------
@@ -349,7 +350,7 @@ int decode(const layer_t *layers, int64_t number, const pass_t *pass, float *x, 
                                  stride, width};
             norm_together(x, i ? added : NULL, layer->norm, normed, NULL, count, hidden, epsilon);
             multiply_together(normed, layer->qkv, layer->qkv_bias, wide, count, hidden, stride);
-            attend_together(&rows, &layer->slots, &layer->turns, pass, inside, rooms[THREAD]);
+            attend_together(&rows, &layer->slots, &layer->turns, pass, inside, rooms[omp_get_thread_num()]);
             multiply_together(inside, layer->mixed, layer->mixed_bias, added, count, mixed, hidden);
             norm_together(x, added, layer->mlp_norm, normed, NULL, count, hidden, epsilon);
             multiply_together(normed, layer->gate_up, layer->gate_up_bias, wide, count, hidden, 2 * inner);

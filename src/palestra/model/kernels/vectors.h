@@ -4,15 +4,10 @@
 
 #include <float.h>
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#define THREAD omp_get_thread_num()
-#else
-#define THREAD 0
-#endif
 
 #define LANES 8 // floats in a vector; widths are multiples of it
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
