@@ -267,3 +267,13 @@ def test_a_supervised_run_and_its_plan_say_how_many_dialogues_are_kept(narrow: N
     progress = Listening()
     summary = sft.train_sft(config, progress=progress)
     assert kept in progress.told and (summary["dialogues"], summary["steps"]) == (3, 2)
+
+
+# What rewards log -------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_rewards_log_are_averaged_over_the_episodes_that_have_them() -> None:
+    noted = [{"read": "a", "share": 0.5}, {"share": 1.0, "n": 4}, {"n": None}]
+    found = metrics_of(group(*(episode(reward_notes=notes) for notes in noted), episode()))
+    logged = {name: value for name, value in found.items() if name.startswith("rollout/logged/")}
+    assert logged == {"rollout/logged/share": 0.75, "rollout/logged/n": 4.0}

@@ -134,6 +134,7 @@ FAMILIES: dict[str, str] = {
     "eval/reward/": "the same on held-out tasks",
     "eval/stop/": "share of held-out episodes that ended for this reason",
     "rollout/stop/": "share of episodes that ended for this reason",
+    "rollout/logged/": "mean of a number that reward functions logged about episodes (TRL's log_metric, log_extra)",
     "rollout/error/": "episodes that failed for this reason",
 }
 

@@ -17,6 +17,7 @@ from palestra.eval.evaluate import EvalResult
 from palestra.learn.advantage import zero_variance
 from palestra.learn.batch import Rows
 from palestra.reward.rubric import REWARD_ERRORS
+from palestra.reward.trl import NOTES
 from palestra.types import Episode, Group
 
 
@@ -70,6 +71,7 @@ def rollout_metrics(groups: Sequence[Group], rows: Rows, metric: str, timings: M
         out |= _tool_metrics(good)
     if rewritten := sum(_counted(e.info, "rewritten") for e in good):
         out["rollout/rewritten"] = rewritten
+    out |= _logged(good)
     failures = Counter(str(e.info["failure"]) for e in every if "failure" in e.info)
     out |= {f"rollout/error/{reason}": float(count) for reason, count in sorted(failures.items())}
     if rewards:
@@ -94,6 +96,16 @@ def _tool_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "rollout/tool_errors_mean": float(np.mean(failed)),
         "rollout/tool_calls_refused_mean": float(np.mean(refused)),
     }
+
+
+def _logged(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The numbers that reward functions logged about episodes, each averaged over the episodes that have it."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.info.get(NOTES, {}).items():
+            if isinstance(value, Real):
+                found.setdefault(name, []).append(float(value))
+    return {f"rollout/logged/{name}": float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def _counted(info: Mapping[str, Any], name: str) -> float:
