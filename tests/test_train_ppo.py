@@ -61,6 +61,7 @@ def test_presets_with_a_critic_need_no_siblings() -> None:
     assert ppo.kl_in_reward and ppo.needs_critic and ppo.min_group == 1
     a2c = config("a", algorithm="a2c").algorithm
     assert (a2c.loss, a2c.updates_per_batch, a2c.value_clip, a2c.kl_coef) == ("reinforce", 1, None, 0.0)
+    assert a2c.gamma == 0.99  # with 1, a value that continues itself where a limit cut is never proved wrong
     assert "updates_per_batch=1" in refusal("algorithm.preset=a2c", "algorithm.updates_per_batch=4")
     assert "critic_learning_rate" in refusal("algorithm.critic_learning_rate=1e-3")
     assert config("a", algorithm={"preset": "ppo", "advantage": "group_zscore"}).algorithm.vf_coef == 0.5
