@@ -24,6 +24,7 @@ from typer.core import TyperGroup
 
 from palestra import config as configuration
 from palestra.errors import UserError
+from palestra.run.interrupt import heed_termination
 from palestra.run.progress import Progress, clock, number
 from palestra.verbs_data import data_app, rewards_app
 from palestra.verbs_eval import add_verbs as add_eval_verbs
@@ -254,8 +255,7 @@ def selfcheck(
         raise typer.Exit(1)
 
 
-# `palestra --help` lists verbs in this order: the training ones first.
-add_rollout_verbs(app)
+add_rollout_verbs(app)  # `palestra --help` lists verbs in this order: the training ones first
 add_pipeline_verbs(app)
 add_eval_verbs(app)
 
@@ -266,6 +266,7 @@ def main() -> None:
     # that spins without end makes a busy machine many times slower. GNU's OpenMP reads this once, at torch's import.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+    heed_termination()
     app()
 
 

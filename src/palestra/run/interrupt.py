@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C at a moment of our choosing: never halfway through an update."""
+"""Ctrl-C at a moment of our choosing: never halfway through an update; and SIGTERM as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+
+def heed_termination() -> None:
+    """From here on SIGTERM, by which schedulers and ``kill`` say that the end is near, is what Ctrl-C is; also in what
+    a shell script started in the background, which ignores SIGINT."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, pass_on)
 
 
 @contextmanager

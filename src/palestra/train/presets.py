@@ -50,8 +50,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         whiten_advantages=True,
         updates_per_batch=4,
     ),
-    # arXiv:1602.01783, synchronous: one update on what the critic left unexplained, so there is nothing to clip, and its
-    # γ: undiscounted, a value that continues itself where a limit cut the episode is never proved wrong.
+    # arXiv:1602.01783, synchronous: one update on what the critic left unexplained, so there is nothing to clip; its γ:
+    # undiscounted, a value that continues itself where a limit cut the episode is never proved wrong.
     "a2c": dict(advantage="gae", gamma=0.99, loss="reinforce", kl_coef=0.0, reduction="token_mean", value_clip=None),
     # arXiv:2306.08543, arXiv:2306.13649: the reverse KL to `teacher`, of the sampled tokens or of whole distributions.
     "distill": dict(advantage="distill", loss="clip", kl_coef=0.0, reduction="token_mean"),
