@@ -34,7 +34,7 @@ def update(
         seconds, _ = timed(lambda: _backward(policy, rows, request.get("rows", len(rows))))
         reply: Reply = {"seconds": seconds}
         if request.get("check"):
-            reply["gradient_error"] = _error(policy.model, load_model(model, device="cpu").model, rows)
+            reply["gradient_error"] = _error(policy.model, load_model(model, device="cpu").model.double(), rows)
         return reply
 
     return measure
@@ -72,15 +72,16 @@ def _backward(policy: Policy, rows: Rows, count: int) -> None:
 
 
 def _error(model: nn.Module, plain: nn.Module, rows: Rows) -> float:
-    """‖g − g'‖ / ‖g'‖, g' by the plain model's own forward pass, one sequence at a time, without packing or sharing."""
-    assert rows.advantages is not None and rows.old is not None
+    """‖g − g'‖ / ‖g'‖, g' by the plain model's own forward pass, one sequence at a time, without packing or sharing. Both
+    take the ratio against log-probs of their own, as at a step's beginning, so that it is 1."""
+    assert rows.advantages is not None
     weights = token_weights(rows.samples, CONFIG.reduction)
-    for sample, weight, advantage, old in zip(rows.samples, weights, rows.advantages, rows.old, strict=True):
+    for sample, weight, advantage in zip(rows.samples, weights, rows.advantages, strict=True):
         ids = torch.as_tensor(sample.tokens, dtype=torch.long)[None]
         logits = plain(input_ids=ids, use_cache=False).logits[0, :-1]
         logprobs = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-        w, a, b = (torch.as_tensor(x[1:], dtype=torch.float32) for x in (weight, advantage, old))
-        ratio = (logprobs - b).exp()
+        w, a = (torch.as_tensor(x[1:], dtype=logprobs.dtype) for x in (weight, advantage))
+        ratio = (logprobs - logprobs.detach()).exp()
         clipped = ratio.clamp(1 - CONFIG.clip_low, 1 + CONFIG.clip_high)
         (-(w * torch.minimum(ratio * a, clipped * a))).sum().backward()  # type: ignore[no-untyped-call]
     off = _norm(g - p for g, p in zip(_gradients(model), _gradients(plain), strict=True))

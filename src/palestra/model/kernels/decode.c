@@ -208,10 +208,11 @@ typedef float half __attribute__((vector_size(2 * PANEL), aligned(4), may_alias)
 
 int panel(void) { return PANEL; }
 
-// `rows` rows of x (·, depth) times one panel (depth, PANEL) of a weight.
+// `rows` rows of x (·, depth) times one panel (depth, PANEL) of a weight. ahead: what is needed soon and may still lie in
+// memory, asked for `pace` floats at a time, as quickly as the sums go.
 static inline __attribute__((always_inline)) void tile(const float *x, const float *weight, const float *bias,
                                                        float *out, int64_t depth, int64_t width, int64_t kept,
-                                                       const int rows) {
+                                                       const float *ahead, int64_t pace, const int rows) {
     half left[6], right[6];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; r++) {
@@ -220,6 +221,7 @@ static inline __attribute__((always_inline)) void tile(const float *x, const flo
     }
     for (int64_t k = 0; k < depth; k++) {
         half a = *(const half *)(weight + k * PANEL), b = *(const half *)(weight + k * PANEL + PANEL / 2);
+        __builtin_prefetch(ahead + k * pace, 0, 2);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
             half by = x[r * depth + k] - (half){0};
@@ -244,23 +246,29 @@ static void multiply_together(const float *x, const float *packed, const float *
                       end = first + block < count ? first + block : count;
         const float *weight = packed + p * depth * PANEL, *b = bias ? bias + p * PANEL : NULL;
         const int64_t kept = width - p * PANEL < PANEL ? width - p * PANEL : PANEL;
+        // While the first rows wait for this panel, the others fetch the one that this thread most likely gets next.
+        const int64_t next = p + omp_get_num_threads() < panels ? p + omp_get_num_threads() : p;
+        const int64_t others = (end - first - 1) / 6, pace = others ? (PANEL + others - 1) / others : PANEL;
+        const float *ahead = weight + 32 * PANEL;
         for (int64_t r = first, rows; r < end; r += rows) {
             const int64_t left = end - r;
             rows = left > 8 || left == 6 ? 6 : left > 4 && left != 5 ? 4 : left; // fours are as quick, twos are not
+            const int64_t step = r == first ? PANEL : pace;
             const float *from = x + r * depth;
             float *to = out + r * width + p * PANEL;
             if (rows == 6)
-                tile(from, weight, b, to, depth, width, kept, 6);
+                tile(from, weight, b, to, depth, width, kept, ahead, step, 6);
             else if (rows == 5)
-                tile(from, weight, b, to, depth, width, kept, 5);
+                tile(from, weight, b, to, depth, width, kept, ahead, step, 5);
             else if (rows == 4)
-                tile(from, weight, b, to, depth, width, kept, 4);
+                tile(from, weight, b, to, depth, width, kept, ahead, step, 4);
             else if (rows == 3)
-                tile(from, weight, b, to, depth, width, kept, 3);
+                tile(from, weight, b, to, depth, width, kept, ahead, step, 3);
             else if (rows == 2)
-                tile(from, weight, b, to, depth, width, kept, 2);
+                tile(from, weight, b, to, depth, width, kept, ahead, step, 2);
             else
-                tile(from, weight, b, to, depth, width, kept, 1);
+                tile(from, weight, b, to, depth, width, kept, ahead, step, 1);
+            ahead = r == first ? packed + next * depth * PANEL : ahead + depth * pace;
         }
     }
 }
