@@ -72,8 +72,8 @@ def _backward(policy: Policy, rows: Rows, count: int) -> None:
 
 
 def _error(model: nn.Module, plain: nn.Module, rows: Rows) -> float:
-    """‖g − g'‖ / ‖g'‖, g' by the plain model's own forward pass, one sequence at a time, without packing or sharing. Both
-    take the ratio against log-probs of their own, as at a step's beginning, so that it is 1."""
+    """‖g − g'‖ / ‖g'‖, g' by the plain model's own forward pass, one sequence at a time, without packing or sharing.
+    Both take the ratio against their own log-probs, as at a step's beginning, so that it is 1."""
     assert rows.advantages is not None
     weights = token_weights(rows.samples, CONFIG.reduction)
     for sample, weight, advantage in zip(rows.samples, weights, rows.advantages, strict=True):
