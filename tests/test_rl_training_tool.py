@@ -242,6 +242,24 @@ def test_held_out_rows_are_measured_on_the_way(tool: RLTrainingTool, model: str)
     assert len([*Path(sft["details"]["run"]).glob("checkpoints/step_*")]) == 2
 
 
+def test_training_into_the_models_own_directory_keeps_what_the_adapter_sits_on(
+    tool: RLTrainingTool, model: str
+) -> None:
+    data = {"action": "train", "algorithm": "sft", "output_dir": "models/one", **SMALL}
+    run(tool, data | {"model_name": model, "use_lora": False})
+    run(tool, data | {"model_name": "models/one", "use_lora": True})
+    assert is_adapter(load_model("models/one").model)
+    run(tool, data | {"model_name": "models/one", "use_lora": False})
+    assert not is_adapter(load_model("models/one").model)
+
+
+def test_a_model_that_was_not_trained_there_is_not_written_over(tool: RLTrainingTool, model: str) -> None:
+    before = {file.name: file.read_bytes() for file in Path(model).iterdir()}
+    said = error(tool, {"action": "train", "algorithm": "sft", "model_name": model, "output_dir": model, **SMALL})
+    assert "not trained there; choose another directory" in said
+    assert {file.name: file.read_bytes() for file in Path(model).iterdir()} == before
+
+
 def test_a_built_in_model_without_a_chat_template_is_trained_on_plain_text(tool: RLTrainingTool) -> None:
     result = run(tool, {"action": "train", "model_name": "builtin:calculator", **SMALL})
     first = json.loads((Path(result["details"]["run"] + "-data") / "train.jsonl").read_text().splitlines()[0])

@@ -89,6 +89,8 @@ class Log(Progress):
 def train(p: TrainParameters, shelf: Shelf, *, quiet: bool = False) -> dict[str, Any]:
     """Train, leave the model in ``output_dir``, and return the numbers of the result."""
     out = Path(p.output_dir or f"models/{p.algorithm}_model")
+    if any(out.glob("*.safetensors")) and not any(out.glob("run*/run.json")):
+        raise ConfigError(f"output_dir={out} holds a model that was not trained there; choose another directory")
     run = fresh(out / "run")
     rows, held_out = _rows(p, shelf)
     start, loaded = _start(p, run)
@@ -297,12 +299,16 @@ def _rows(p: TrainParameters, shelf: Shelf) -> tuple[list[Row], list[Row]]:
 
 def _start(p: TrainParameters, run: Path) -> tuple[str, LoadedModel]:
     """What training starts from. An adapter is merged first: the new one then has the rank that is asked for, and the
-    policy before the first step is the reference."""
+    policy before the first step is the reference. A model whose place the trained one takes is copied: an adapter on it
+    would have no base any more."""
     loaded = load_model(p.model_name)
-    if not is_adapter(loaded.model):
-        return loaded.source, loaded
     base = run.with_name(f"{run.name}-base").resolve()
-    export_merged(p.model_name, base)
+    if is_adapter(loaded.model):
+        export_merged(p.model_name, base)
+    elif Path(p.model_name).resolve() == run.parent.resolve():
+        shutil.copytree(p.model_name, base, ignore=lambda folder, names: [n for n in names if Path(folder, n).is_dir()])
+    else:
+        return loaded.source, loaded
     return str(base), load_model(str(base))
 
 
