@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from palestra import cli, config
 from palestra.errors import ConfigError, RunError
-from palestra.reward.ablation import ALL, Movement, compare, t_quantile, two_sided_p
+from palestra.reward.ablation import ALL, Ablation, Movement, compare, t_quantile, two_sided_p
 from palestra.run.progress import Progress
 from palestra.train import ablate as module
 from palestra.train.ablate import Trial, ablate, measures, trials
 from palestra.train.config import RLConfig
+from palestra.verbs_tables import show_ablation
 
 TINY: dict[str, Any] = {
     "model": "builtin:calculator",
@@ -251,3 +254,11 @@ def test_an_interrupted_run_is_not_taken_for_a_finished_one(tmp_path: Path) -> N
     assert Trial(trial.off, trial.config).summary() is None
     (trial.folder / "config.yaml").write_text(config.dump(trial.config))
     assert trial.summary() is None
+
+
+def test_what_perhaps_moved_is_not_called_still() -> None:
+    hint = Movement("accuracy", 0.9, 0.4, -0.5, -0.9, -0.1, 0.03, "perhaps")
+    trained = Movement("accuracy", 0.5, 0.9, 0.4, 0.3, 0.5, 0.001, "moved")
+    written = io.StringIO()
+    show_ablation(Console(file=written, width=200), Ablation(3, {"accuracy": (hint,)}, (trained,)))
+    assert "accuracy: accuracy perhaps; 3 seeds cannot tell" in written.getvalue()

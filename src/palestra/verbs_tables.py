@@ -124,6 +124,8 @@ def _still(found: Ablation, part: str) -> str:
         return f"{part}: one seed cannot tell movement from noise; use --seeds 3 or more"
     if not any(m.verdict == "moved" for m in found.training):
         return f"{part}: nothing can be said, since training itself moved nothing yet; use more --steps or --seeds"
+    if hints := ", ".join(m.measure for m in found.parts[part] if m.verdict == "perhaps"):
+        return f"{part}: {hints} perhaps; {found.seeds} seeds cannot tell that from chance, use more --seeds"
     return (
         f"{part}: no movement seen with {found.seeds} seeds; either it does not work on its own, or less than the "
         "intervals show"
