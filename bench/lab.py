@@ -17,6 +17,7 @@ from bench.rows import NOT_ASKED, Bar, Check, Record, Results, Row
 from bench.table import said
 from bench.workers import KINDS, Worker, WorkerError
 from palestra.errors import UserError
+from palestra.model import kernels
 from palestra.registry import Registry
 
 Suite = Literal["core", "full", "learn"]
@@ -162,10 +163,11 @@ class Lab:
         """``value`` of what the machine allows this model; None before the ceilings are known."""
         return None if self.ceilings is None else value(Limit(Shape.read(model), self.ceilings, dtype))
 
-    def wants(self, work: str, dtype: str) -> bool:
+    def wants(self, work: str, dtype: str, *, samples: bool = False) -> bool:
         """Whether a row is still to be measured. One that stands is measured again when a peer that was missing has
-        been installed, or when it was made under other settings."""
-        if dtype == "bfloat16" and self._slow_bfloat16():
+        been installed, or when it was made under other settings. samples: it does nothing but sample, for which our
+        kernels need no products in the weights' dtype."""
+        if dtype == "bfloat16" and self._slow_bfloat16() and not (samples and kernels.library() is not None):
             self.tell(f"  {work} {dtype}: skipped, matrix products in bfloat16 are slower than in float32 here")
             return False
         old = self.results.find(work, dtype) if self.resume else None
@@ -174,7 +176,7 @@ class Lab:
         return any(self._missing(name.split()[0]) is None for name in old["absent"])
 
     def _slow_bfloat16(self) -> bool:
-        """True on a machine whose cores have no bfloat16: a row would take hours and say nothing."""
+        """True on a machine whose cores have no bfloat16: a row that trains would take hours and say nothing."""
         rates = self.ceilings.flops if self.ceilings is not None else {}
         return not self.settings.quick and rates.get("bfloat16", 0.0) < rates.get("float32", 0.0)
 

@@ -69,14 +69,20 @@ class Limit:
     ceilings: Ceilings
     dtype: str
 
+    @property
+    def _rate(self) -> float:
+        """FLOP per second. bfloat16 can be widened on the way, so its products need not be slower than float32's."""
+        rates = self.ceilings.flops
+        return max(rates[self.dtype], rates["float32"])
+
     def prefill_s(self, tokens: int) -> float:
         """2 FLOP per weight and token, without the head: a prompt needs no logits."""
-        return 2 * self.shape.body * tokens / self.ceilings.flops[self.dtype]
+        return 2 * self.shape.body * tokens / self._rate
 
     def decode_s(self, rows: int, context: float) -> float:
         """One pass over ``rows`` sequences of ``context`` tokens: arithmetic, or reading the weights and the keys,
         whichever takes longer."""
-        arithmetic = 2 * self.shape.weights * rows / self.ceilings.flops[self.dtype]
+        arithmetic = 2 * self.shape.weights * rows / self._rate
         entries = self.shape.weights + rows * context * self.shape.keys
         return max(arithmetic, entries * ITEM_BYTES[self.dtype] / self.ceilings.bandwidth)
 
@@ -100,7 +106,7 @@ class Limit:
 
     def forward_s(self, tokens: int, scored: int) -> float:
         """A forward pass over ``tokens``, with logits at ``scored`` of them."""
-        return 2 * (self.shape.body * tokens + self.shape.head * scored) / self.ceilings.flops[self.dtype]
+        return 2 * (self.shape.body * tokens + self.shape.head * scored) / self._rate
 
     def update_s(self, tokens: int, scored: int) -> float:
         """Forward and backward: three times the products of a forward pass."""

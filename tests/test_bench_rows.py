@@ -15,6 +15,7 @@ from bench.limits import Ceilings, Limit, Shape
 from bench.rows import Bar, Check, Results, Row
 from bench.table import advice, page_text, said, table, write_page
 from palestra.errors import DataError
+from palestra.model import kernels
 
 SMOLLM2 = Shape(body=106_168_320, head=28_311_552, keys=11_520)
 ZEN4 = Ceilings({"float32": 175e9, "bfloat16": 400e9}, 32e9)
@@ -112,6 +113,14 @@ def test_decoding_is_bound_by_memory_with_few_rows_and_by_arithmetic_with_many(
     assert rows / Limit(SMOLLM2, ZEN4, dtype).decode_s(rows, 132) == pytest.approx(tokens_per_s, rel=0.01)
 
 
+def test_what_is_multiplied_in_bfloat16_can_be_multiplied_in_float32() -> None:
+    """A processor without products in bfloat16 widens the weights: half the bytes, the arithmetic as ever."""
+    without = Ceilings({"float32": 175e9, "bfloat16": 20e9}, 32e9)
+    narrow, wide = (Limit(SMOLLM2, without, dtype) for dtype in ("bfloat16", "float32"))
+    assert narrow.decode_s(64, 132) == wide.decode_s(64, 132)
+    assert narrow.decode_s(1, 132) == wide.decode_s(1, 132) / 2
+
+
 @pytest.mark.parametrize(
     ("dtype", "prompts", "tokens_per_s"),
     [("float32", 32, 291), ("float32", 4, 563), ("bfloat16", 32, 666), ("bfloat16", 4, 1288)],
@@ -189,6 +198,7 @@ def test_bfloat16_is_left_out_where_the_cores_have_none(tmp_path: Path) -> None:
     one.ceilings = Ceilings({"float32": 77e9, "bfloat16": 2e9}, 1e9)
     assert not one.wants("w", "bfloat16")
     assert "slower than in float32" in told[0]
+    assert one.wants("w", "bfloat16", samples=True) == (kernels.library() is not None)
     one.ceilings = ZEN4
     assert one.wants("w", "bfloat16")
 

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from palestra.engine.base import Completion, SamplingParams
 from palestra.engine.local import EngineConfig, LocalEngine
 from palestra.engine.packing import MIN_ELEMENTS, PackedLinear, _is_plain_adapter, pack_linears
+from palestra.model import kernels
 from palestra.model.lora import quiet_peft
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
 
@@ -45,6 +46,17 @@ def gap(model: nn.Module, completion: Completion) -> float:
     with torch.no_grad():
         want = plain_logprobs(model, tokens)[17:].numpy()
     return float(np.abs(want - span.logprobs).max())
+
+
+@pytest.mark.skipif(not kernels.multiplies(torch.ones(8, 8, dtype=torch.bfloat16)), reason="oneDNN's are quicker")
+def test_a_layer_in_bfloat16_multiplies_without_rounding_in_between() -> None:
+    layer, x = nn.Linear(512, 513).bfloat16(), torch.randn(3, 5, 512).bfloat16()
+    with torch.no_grad():
+        want = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+        assert len(pack_linears(nn.ModuleList([layer]))) == 1
+        got = layer(x)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-4)  # half of its last bit, with room
 
 
 @needs_onednn

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -14,7 +16,9 @@ from small_models import VOCABULARY
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention
 
+from palestra.engine.base import SamplingParams
 from palestra.engine.flat import flatten
+from palestra.engine.local import EngineConfig, LocalEngine
 from palestra.errors import EngineError
 from palestra.learn.scores import scores
 from palestra.model import kernels
@@ -115,12 +119,28 @@ def test_which_models_the_engine_runs_without_their_modules() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"hidden_act": "gelu"}, {"head_dim": 12}, {"intermediate_size": 44}, {"torch_dtype": torch.bfloat16}],
+    [{"hidden_act": "gelu"}, {"head_dim": 12}, {"intermediate_size": 44}, {"torch_dtype": torch.float16}],
     ids=lambda change: next(iter(change)),
 )
 def test_what_is_put_together_otherwise_keeps_its_own_forward_pass(change: dict[str, Any]) -> None:
     model = make("LlamaForCausalLM", **change)
     assert flatten(model.to(change.get("torch_dtype", torch.float32))) is None
+
+
+@pytest.mark.skipif(kernels._bfloat16_products(), reason="the processor's own products are quicker")
+@pytest.mark.parametrize("family", sorted(MADE))
+def test_an_engine_in_bfloat16_rounds_weights_and_nothing_else(family: str) -> None:
+    """It samples, to the bit, what an engine in float32 does on the rounded weights: less is lost than where all that
+    lies between the layers is rounded too."""
+    model = make(family)
+    rounded = copy.deepcopy(model).bfloat16().float()
+    told = []
+    for given, dtype in ((model, "bfloat16"), (rounded, "auto")):
+        engine = LocalEngine(given, lambda tokens: "", EngineConfig(dtype=dtype))
+        said = asyncio.run(engine.sample(np.arange(5, 40, dtype=np.int32), SamplingParams(20, seed=3), session="s"))
+        told.append([(list(span.tokens), list(span.logprobs)) for span in said.spans])
+        engine.close()
+    assert told[0] == told[1]
 
 
 def test_a_hook_is_not_passed_over() -> None:

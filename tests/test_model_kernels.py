@@ -90,6 +90,38 @@ def test_a_product_of_any_size_and_a_row_of_it_beside_any_number_of_others() -> 
     assert torch.equal(kernels.product(x[250:].contiguous(), packed, wide, 101), whole[250:])
 
 
+def test_a_weight_in_bfloat16_is_widened_and_nothing_else_is_rounded() -> None:
+    """The bits are those of the product with the same numbers in float32."""
+    weight, bias, x = torch.randn(101, 72).bfloat16(), torch.randn(101).bfloat16(), torch.randn(41, 72)
+    narrow, wide = kernels.pack(weight, bias), kernels.pack(weight.float(), bias.float())
+    for n in range(1, 42):
+        few = x[:n].contiguous()
+        assert torch.equal(kernels.product(few, *narrow, 101), kernels.product(few, *wide, 101))
+
+
+@pytest.mark.parametrize("width", [3, 196, 256, 1000])
+def test_a_draw_is_where_the_cumulative_distribution_passes_its_noise(width: int) -> None:
+    logits, rows = torch.randn(5, width) * 3, torch.randint(5, (400,))
+    logits[:, 1] = -torch.inf  # a token that cannot be
+    factors, noise = torch.tensor([1.0, 0.5, 2.0, 1.0, 1.0]), torch.rand(400)
+    noise[:3] = torch.tensor([0.0, 1 - 2**-24, -1.0])
+    tokens, logprobs = kernels.draw(logits, factors, rows, noise)
+    probs = (logits.double() * factors.double()[:, None]).softmax(-1)
+    upper = probs.cumsum(-1)[rows, tokens]
+    assert (upper > noise - 1e-6).all() and (upper - probs[rows, tokens] <= noise.clamp(min=0) + 1e-6)[noise >= 0].all()
+    assert int(tokens[2]) == int(logits[rows[2]].argmax()) and (tokens != 1).all()
+    assert off(logprobs, probs[rows, tokens].log()) < 1e-6
+
+
+def test_a_draw_depends_on_neither_threads_nor_other_rows() -> None:
+    logits, noise = torch.randn(40, 500), torch.rand(40)
+    ones, rows = torch.ones(40), torch.arange(40)
+    tokens, logprobs = kernels.draw(logits, ones, rows, noise)
+    for i in range(40):
+        alone = kernels.draw(logits[i : i + 1], ones[:1], rows[:1], noise[i : i + 1])
+        assert torch.equal(alone[0], tokens[i : i + 1]) and torch.equal(alone[1], logprobs[i : i + 1])
+
+
 def attended(q: Tensor, keys: Tensor, values: Tensor, position: int, window: int | None, scale: float) -> Tensor:
     """One row, in double precision: q (H, D) against keys (Hkv, L, D)."""
     first = max(0, position - window + 1) if window else 0
@@ -168,22 +200,24 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     assert all(torch.equal(a, b) for other in told[1:] for a, b in zip(told[0], other, strict=True))
 
 
-def test_wider_panels_for_wider_vectors_give_the_same_product(tmp_path: Path) -> None:
+def test_wider_panels_for_wider_vectors_give_the_same_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What AVX-512 would run, by narrower vectors."""
     made = tmp_path / "wide.so"
-    source = Path(kernels.__file__).with_name("decode.c")
+    source = Path(kernels.__file__).with_name("product.c")
     subprocess.run(
         ["cc", "-O2", "-std=gnu11", "-w", "-DPANEL=32", "-fopenmp", "-shared", "-fPIC", source, "-o", made, "-lm"],
         check=True,
     )
-    library = ctypes.CDLL(str(made))
-    assert library.panel() == 32
-    weight, x, out = torch.randn(70, 24), torch.randn(13, 24), torch.empty(13, 70)
-    packed = F.pad(weight, (0, 0, 0, 26)).view(3, 32, 24).transpose(1, 2).contiguous()
-    at = [ctypes.c_void_p(t.data_ptr()) for t in (x, packed)]
-    sizes = [ctypes.c_int64(n) for n in (13, 24, 70)]
-    library.product(*at, None, ctypes.c_void_p(out.data_ptr()), *sizes, 1)
-    assert off(out, x.double() @ weight.double().T) < 1e-6
+    wide = ctypes.CDLL(str(made))
+    assert wide.panel() == 32
+    monkeypatch.setattr(kernels, "_lib", lambda: wide)
+    weight, x = torch.randn(70, 24), torch.randn(13, 24)
+    packed, _ = kernels.pack(weight, None)
+    assert torch.equal(packed, F.pad(weight, (0, 0, 0, 26)).view(3, 32, 24).transpose(1, 2))
+    assert off(kernels.product(x, packed, None, 70), x.double() @ weight.double().T) < 1e-6
+    narrow, _ = kernels.pack(weight.bfloat16(), None)
+    again, _ = kernels.pack(weight.bfloat16().float(), None)
+    assert torch.equal(kernels.product(x, narrow, None, 70), kernels.product(x, again, None, 70))
 
 
 # With and without a compiler ------------------------------------------------------------------------------------
@@ -265,4 +299,8 @@ def test_torchs_default_dtype_changes_nothing() -> None:
 def test_other_dtypes_and_layouts_are_not_taken() -> None:
     fit: Any = kernels.available
     assert fit(torch.ones(4, 8)) and fit(torch.ones(8, 8)[::2])
+    takes: Any = kernels.multiplies
+    half = torch.ones(4, 8, dtype=torch.bfloat16)
+    assert takes(torch.ones(4, 8)) and not takes(torch.ones(4, 8), half) and not takes(half.half())
+    assert not fit(half) and takes(half) != kernels._bfloat16_products()
     assert not fit(torch.ones(4, 8).T) and not fit(torch.ones(4, 8), torch.ones(8, dtype=torch.float64))

@@ -51,7 +51,7 @@ def sampling(lab: Lab) -> Iterator[Row]:
         with lab.crew({"ours": Member("ours", config), **peers}) as crew:
             for prompts, samples in shapes:
                 work = f"sampling {prompts}×{samples}"
-                if not lab.wants(work, dtype):
+                if not lab.wants(work, dtype, samples=True):
                     continue
                 ids = [p.ids for p in lab.prompts(model, prompts, prompt)]
                 request = {"prompts": ids, "samples": samples, "lengths": [new]}

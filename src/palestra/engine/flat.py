@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward pass of the Llama family without its module tree: all layers in one call of a kernel.
 
-With a few dozen rows a pass is short, and modules and torch's small operations take longer than its products.
+With a few dozen rows a pass is short, and modules and torch's small operations take longer than its products. Of a
+model in bfloat16 the weights alone are: everything between them, keys and values included, is float32.
 Models that are put together otherwise, other devices and other dtypes keep their own forward pass.
 """
 
@@ -32,6 +33,7 @@ class FlatDecoder:
         base = attention.hf_model(model)
         self._model, self._head = base.model, base.lm_head
         self._parameters, self._versions = list(base.parameters()), list[int]()
+        self._dtype = self._parameters[0].dtype
         self._decoder: kernels.Decoder | None = None
         self._packed_head: kernels.Packed | None = None
 
@@ -42,21 +44,21 @@ class FlatDecoder:
     def __call__(self, rows: Rows, store: SlotStore) -> Tensor:
         """The rows of a pass → the logits (U, V) of those that decode."""
         decoder, (head, bias) = self._laid_out()
-        x = self._model.embed_tokens(rows.tokens)
+        x = self._model.embed_tokens(rows.tokens).float()
         cosines, sines = (angle[0] for angle in self._model.rotary_emb(x[None], rows.positions[None]))
         first = self._model.layers[0]  # the layers are alike
         key = x.new_empty(_key_heads(first), first.self_attn.head_dim)
         tables = [store.tables(i, key, key) for i in range(len(self._model.layers))]
         decoder(x, cosines, sines, tables, rows.as_pass)
         norm = self._model.norm
-        last = kernels.rms_norm(x[rows.decoded], norm.weight, norm.variance_epsilon)
+        last = kernels.rms_norm(x[rows.decoded], norm.weight.float(), norm.variance_epsilon)
         return kernels.product(last, head, bias, self._head.out_features)
 
     def _laid_out(self) -> tuple[kernels.Decoder, kernels.Packed]:
         """The weights as the kernels read them, made anew when one of them has changed."""
         versions = [p._version for p in self._parameters]
         if self._decoder is None or self._packed_head is None or versions != self._versions:
-            if not kernels.available(*self._parameters):
+            if not kernels.multiplies(*self._parameters) or self._parameters[0].dtype != self._dtype:
                 raise EngineError("the model was moved or converted after the engine was made; make another engine")
             self._versions = versions
             self._packed_head = kernels.pack(*together(self._head))
@@ -69,12 +71,12 @@ class FlatDecoder:
 def _layer(layer: Any) -> kernels.Layer:
     attends, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attends, name, None) for name in ("q_norm", "k_norm")]
-    query_norm, key_norm = (None if norm is None else norm.weight.detach() for norm in norms)
+    query_norm, key_norm = (None if norm is None else norm.weight.detach().float() for norm in norms)
     return kernels.Layer(
-        norm=layer.input_layernorm.weight.detach(),
+        norm=layer.input_layernorm.weight.detach().float(),
         qkv=kernels.pack(*together(attends.q_proj, attends.k_proj, attends.v_proj)),
         mixed=kernels.pack(*together(attends.o_proj)),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
         gate_up=kernels.pack(*together(mlp.gate_proj, mlp.up_proj)),
         down=kernels.pack(*together(mlp.down_proj)),
         heads=attends.q_proj.out_features // attends.head_dim,
@@ -103,7 +105,7 @@ def flatten(model: nn.Module) -> FlatDecoder | None:
     """The flat forward pass of a model that is put together in the way it expects, down to the last module."""
     base = attention.hf_model(model)
     family = type(base).__name__.removesuffix("ForCausalLM")
-    if family not in FAMILIES or not kernels.available(*base.parameters()):
+    if family not in FAMILIES or not kernels.multiplies(*base.parameters()):
         return None
     inner = base.model
     known = [(base, f"{family}ForCausalLM", {"model", "lm_head"}), (inner, f"{family}Model", _MODEL)]

@@ -41,7 +41,8 @@ from palestra.types import IntArray
 class EngineConfig(Config):
     """Options of the in-process engine.
 
-    dtype: ``auto`` samples on the trainer's own parameters; another dtype keeps a converted copy.
+    dtype: ``auto`` samples on the trainer's own parameters; another dtype keeps a converted copy (kernels on a CPU read
+    bfloat16 weights at the speed of float32 or faster, and round nothing else).
     max_rows: generations that run at once. max_sessions: episodes whose keys are kept between turns.
     prefill_tokens: prompt tokens per forward pass. max_context: tokens per sequence (None = the model's).
     pack_weights: keep large weights once more in the layout that the CPU multiplies fastest (memory for speed; it does

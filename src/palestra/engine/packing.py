@@ -36,7 +36,7 @@ class PackedLinear:
         self._linears = [_linear(layer) for layer in layers]
         self._sources = [p for layer in layers for p in layer.parameters()]
         self._sizes = [linear.out_features for linear in self._linears]
-        self._ours = all(kernels.available(linear.weight) for linear in self._linears)
+        self._ours = all(kernels.multiplies(linear.weight) for linear in self._linears)
         self._packed: Tensor | None = None
         self._bias: Tensor | None = None
         self._versions: list[int] = []
@@ -63,10 +63,11 @@ class PackedLinear:
             self._versions = versions
             self._packed, self._bias = self._laid_out()
         if self._ours:
-            if not kernels.available(x):
-                raise TypeError(f"a layer in float32 on the CPU was given {x.dtype} on {x.device.type}")
-            dense = x.reshape(-1, x.shape[-1]).contiguous()
-            return kernels.product(dense, self._packed, self._bias, sum(self._sizes)).view(*x.shape[:-1], -1)
+            if (x.dtype, x.device) != (self._packed.dtype, self._packed.device):
+                raise TypeError(f"a layer in {self._packed.dtype} on the CPU was given {x.dtype} on {x.device.type}")
+            dense = x.reshape(-1, x.shape[-1]).float().contiguous()
+            made = kernels.product(dense, self._packed, self._bias, sum(self._sizes))
+            return made.to(x.dtype).view(*x.shape[:-1], -1)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return out
 
@@ -127,7 +128,7 @@ def _packable(module: nn.Module) -> bool:
 
 
 def _takes(weight: Tensor) -> bool:
-    return kernels.available(weight) or _supported(weight)
+    return kernels.multiplies(weight) or _supported(weight)
 
 
 def _is_plain_adapter(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from palestra.engine.base import SamplingParams
+from palestra.model import kernels
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -43,6 +44,8 @@ def sample(
     """
     at = torch.from_numpy(np.arange(len(noise)) if rows is None else rows).to(logits.device)
     wide = logits.float()
+    if kernels.available(wide) and wide.is_contiguous() and not any(p.truncated for p in params):
+        return (*_drawn(wide, params, torch.from_numpy(noise), at), None)
     if any(p.temperature not in (0, 1) for p in params):
         wide = wide / torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)[:, None]
     top = wide.amax(-1, keepdim=True)
@@ -61,6 +64,16 @@ def sample(
         picked = torch.where(greedy[at], wide.argmax(-1)[at], picked)
     logprobs = wide[at, picked] - top[at, 0] - total[at, 0].log()
     return picked.tolist(), logprobs.tolist(), None if kept is None else kept[at].tolist()
+
+
+def _drawn(
+    logits: Tensor, params: Sequence[SamplingParams], noise: Tensor, at: Tensor
+) -> tuple[list[int], list[float]]:
+    """The same by one pass over the logits: no tensor of their size is made."""
+    factors = torch.tensor([1 / (p.temperature or 1.0) for p in params])
+    greedy = torch.tensor([p.temperature == 0 for p in params])
+    tokens, logprobs = kernels.draw(logits, factors, at, torch.where(greedy[at], -1.0, noise))
+    return tokens.tolist(), logprobs.tolist()
 
 
 def _blocks(mass: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from palestra.model.kernels.build import library
 
 LANES = 8
 """Widths that the kernels take are multiples of it."""
+DRAW_BLOCK = 256
+"""Tokens whose masses :func:`draw` sums apart."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -27,6 +29,20 @@ def available(*tensors: Tensor) -> bool:
     """Whether the kernels are there and take these tensors: float32, on the CPU, the last axis dense."""
     fit = all(t.dtype == torch.float32 and t.device.type == "cpu" and t.stride(-1) == 1 for t in tensors)
     return fit and library() is not None
+
+
+def multiplies(*weights: Tensor) -> bool:
+    """Whether :func:`product` takes these weights: all in float32, or all in bfloat16 where the processor has no
+    products of its own in it (torch's then take eight times as long as those in float32)."""
+    if len({w.dtype for w in weights}) == 1 and weights[0].dtype == torch.bfloat16:
+        dense = all(w.device.type == "cpu" and w.stride(-1) == 1 for w in weights)
+        return dense and library() is not None and not _bfloat16_products()
+    return available(*weights)
+
+
+def _bfloat16_products() -> bool:
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def takes(*tensors: Tensor) -> bool:
@@ -118,10 +134,14 @@ def attend(
 # A decoder's layers ----------------------------------------------------------------------------------------------
 
 
+class _Packed(ctypes.Structure):
+    _fields_ = [("weight", _POINTER), ("bias", _POINTER), ("narrow", _INT)]
+
+
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((n, _POINTER) for n in ("norm", "qkv", "qkv_bias", "mixed", "mixed_bias", "mlp_norm")),
-        *((n, _POINTER) for n in ("gate_up", "gate_up_bias", "down", "down_bias")),
+        *((n, _POINTER) for n in ("norm", "mlp_norm")),
+        *((n, _Packed) for n in ("qkv", "mixed", "gate_up", "down")),
         ("turns", _Turn),
         ("slots", _Slots),
     ]
@@ -160,9 +180,7 @@ class Decoder:
         for c, layer in zip(self._layers, layers, strict=True):
             c.norm, c.mlp_norm = layer.norm.data_ptr(), layer.mlp_norm.data_ptr()
             for name in ("qkv", "mixed", "gate_up", "down"):
-                weight, bias = getattr(layer, name)
-                setattr(c, name, _at(weight))
-                setattr(c, f"{name}_bias", _at(bias))
+                setattr(c, name, _packed(*getattr(layer, name)))
             c.turns = _Turn(None, None, _at(layer.query_norm), _at(layer.key_norm), epsilon)
             sizes = (layer.heads, layer.key_heads, layer.width, layer.width, layer.window or 0)
             c.slots = _Slots(None, None, 0, *sizes, layer.scale)
@@ -196,18 +214,37 @@ class Decoder:
 
 def pack(weight: Tensor, bias: Tensor | None) -> Packed:
     """A weight (O, d) and its bias (O,) as :func:`product` reads them: (panels of some outputs, d, outputs) with zeros
-    behind the last."""
-    size = _lib().panel()
-    wide = F.pad(weight, (0, 0, 0, -len(weight) % size))
-    packed = wide.view(-1, size, weight.shape[1]).transpose(1, 2).contiguous()
-    return packed, None if bias is None else F.pad(bias, (0, -len(bias) % size))
+    behind the last, in the weight's dtype; the bias in float32."""
+    (width, depth), size = weight.shape, _lib().panel()
+    packed = weight.new_empty(-(-width // size), depth, size)
+    narrow, threads = int(weight.dtype == torch.bfloat16), torch.get_num_threads()
+    _lib().pack(_at(weight.contiguous()), _at(packed), *map(_INT, (width, depth)), narrow, threads)
+    return packed, None if bias is None else F.pad(bias.float(), (0, -width % size))
 
 
 def product(x: Tensor, packed: Tensor, bias: Tensor | None, width: int) -> Tensor:
-    """x (N, d) times a packed weight of ``width`` outputs, and its bias: (N, width)."""
+    """x (N, d), in float32, times a packed weight of ``width`` outputs, and its bias: (N, width)."""
     out = x.new_empty(len(x), width)
-    _lib().product(*map(_at, (x, packed, bias, out)), *map(_INT, (*x.shape, width)), torch.get_num_threads())
+    by = _packed(packed, bias)
+    _lib().product(_at(x), _ref(by), _at(out), *map(_INT, (*x.shape, width)), torch.get_num_threads())
     return out
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> _Packed:
+    return _Packed(_at(weight), _at(bias), int(weight.dtype == torch.bfloat16))
+
+
+# Sampling -------------------------------------------------------------------------------------------------------
+
+
+def draw(logits: Tensor, factors: Tensor, rows: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """One token for each ``noise`` [n] in [0, 1) from softmax(logits · factor) of the row of logits (N, V) that
+    ``rows`` [n] names, the likeliest where it is negative; and its log-probability. factors (N,)."""
+    tokens, logprobs = torch.empty_like(rows), torch.empty_like(noise)
+    top, sums = torch.empty_like(factors), logits.new_empty(len(logits), -(-logits.shape[1] // DRAW_BLOCK))
+    tensors = (logits, factors, top, sums, rows, noise, tokens, logprobs)
+    _lib().draw(*map(_at, tensors), *map(_INT, (*logits.shape, len(rows))), torch.get_num_threads())
+    return tokens, logprobs
 
 
 # Norms, activations, log-probabilities --------------------------------------------------------------------------
@@ -311,9 +348,11 @@ __all__ = [
     "Pass",
     "attend",
     "available",
+    "draw",
     "library",
     "log_sums",
     "log_sums_backward",
+    "multiplies",
     "pack",
     "product",
     "rms_norm",

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass through a decoder's layers, and its parts: attention over slots, products with packed weights, norms.
+// A pass through a decoder's layers, and its parts: attention over slots, norms, activations (products: product.c).
 //
 // With a few dozen rows, torch's small operations and what calls them take longer than the products between them. Every
 // function has a plain equivalent in torch, which is used where this cannot be compiled, and tests hold the two
 // together. Arrays are float32. A row's arithmetic has one order, whatever rows stand beside it and however many
 // threads there are, so its bits depend on nothing else.
 
-#include "vectors.h"
+#include "product.h"
 
 // Attention over slots ------------------------------------------------------------------------------------------
 
@@ -195,92 +195,6 @@ int attend(const rows_t *rows, const slots_t *slots, const turn_t *turns, const 
     return failed || !rooms;
 }
 
-// Products -------------------------------------------------------------------------------------------------------
-
-#ifndef PANEL
-#ifdef __AVX512F__
-#define PANEL 32 // outputs that are computed together: two of the processor's vectors
-#else
-#define PANEL 16
-#endif
-#endif
-typedef float half __attribute__((vector_size(2 * PANEL), aligned(4), may_alias));
-
-int panel(void) { return PANEL; }
-
-// `rows` rows of x (·, depth) times one panel (depth, PANEL) of a weight. ahead: what is needed soon and may still lie in
-// memory, asked for `pace` floats at a time, as quickly as the sums go.
-static inline __attribute__((always_inline)) void tile(const float *x, const float *weight, const float *bias,
-                                                       float *out, int64_t depth, int64_t width, int64_t kept,
-                                                       const float *ahead, int64_t pace, const int rows) {
-    half left[6], right[6];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        left[r] = bias ? *(const half *)bias : (half){0};
-        right[r] = bias ? *(const half *)(bias + PANEL / 2) : (half){0};
-    }
-    for (int64_t k = 0; k < depth; k++) {
-        half a = *(const half *)(weight + k * PANEL), b = *(const half *)(weight + k * PANEL + PANEL / 2);
-        __builtin_prefetch(ahead + k * pace, 0, 2);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            half by = x[r * depth + k] - (half){0};
-            left[r] += by * a, right[r] += by * b;
-        }
-    }
-    for (int r = 0; r < rows; r++) {
-        float sums[PANEL];
-        *(half *)sums = left[r], *(half *)(sums + PANEL / 2) = right[r];
-        memcpy(out + r * width, sums, kept * sizeof(float));
-    }
-}
-
-static void multiply_together(const float *x, const float *packed, const float *bias, float *out, int64_t count,
-                              int64_t depth, int64_t width) {
-    const int64_t panels = (width + PANEL - 1) / PANEL;
-    // So many rows stay in the second cache while the panels go by.
-    const int64_t fit = (1 << 16) / depth / 6 * 6, block = fit > 24 ? fit : 24, blocks = (count + block - 1) / block;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < blocks * panels; task++) {
-        const int64_t p = task % panels, first = task / panels * block,
-                      end = first + block < count ? first + block : count;
-        const float *weight = packed + p * depth * PANEL, *b = bias ? bias + p * PANEL : NULL;
-        const int64_t kept = width - p * PANEL < PANEL ? width - p * PANEL : PANEL;
-        // While the first rows wait for this panel, the others fetch the one that this thread most likely gets next.
-        const int64_t next = p + omp_get_num_threads() < panels ? p + omp_get_num_threads() : p;
-        const int64_t others = (end - first - 1) / 6, pace = others ? (PANEL + others - 1) / others : PANEL;
-        const float *ahead = weight + 32 * PANEL;
-        for (int64_t r = first, rows; r < end; r += rows) {
-            const int64_t left = end - r;
-            rows = left > 8 || left == 6 ? 6 : left > 4 && left != 5 ? 4 : left; // fours are as quick, twos are not
-            const int64_t step = r == first ? PANEL : pace;
-            const float *from = x + r * depth;
-            float *to = out + r * width + p * PANEL;
-            if (rows == 6)
-                tile(from, weight, b, to, depth, width, kept, ahead, step, 6);
-            else if (rows == 5)
-                tile(from, weight, b, to, depth, width, kept, ahead, step, 5);
-            else if (rows == 4)
-                tile(from, weight, b, to, depth, width, kept, ahead, step, 4);
-            else if (rows == 3)
-                tile(from, weight, b, to, depth, width, kept, ahead, step, 3);
-            else if (rows == 2)
-                tile(from, weight, b, to, depth, width, kept, ahead, step, 2);
-            else
-                tile(from, weight, b, to, depth, width, kept, ahead, step, 1);
-            ahead = r == first ? packed + next * depth * PANEL : ahead + depth * pace;
-        }
-    }
-}
-
-// out (count, width) = x (count, depth) · weightᵀ + bias. packed (panels, depth, PANEL): the weight, PANEL outputs at a
-// time, with zeros behind the last; bias (PANEL · panels,) or NULL.
-void product(const float *x, const float *packed, const float *bias, float *out, int64_t count, int64_t depth,
-             int64_t width, int threads) {
-#pragma omp parallel num_threads(threads)
-    multiply_together(x, packed, bias, out, count, depth, width);
-}
-
 // Norms and activations ------------------------------------------------------------------------------------------
 
 // x (count, width) += added (unless NULL), then as rms_norm below.
@@ -328,9 +242,10 @@ void silu_times(const float *gate, const float *up, float *out, int64_t count, i
 
 // A decoder's layers ---------------------------------------------------------------------------------------------
 
-// Packed weights with their biases (or NULL), and the weights of norms.
+// Packed weights, and the weights of norms.
 typedef struct {
-    const float *norm, *qkv, *qkv_bias, *mixed, *mixed_bias, *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const float *norm, *mlp_norm;
+    packed_t qkv, mixed, gate_up, down;
     turn_t turns;
     slots_t slots;
 } layer_t;
@@ -357,13 +272,13 @@ int decode(const layer_t *layers, int64_t number, const pass_t *pass, float *x, 
             const rows_t rows = {wide,   wide + mixed, wide + mixed + shared, stride, width, stride, width,
                                  stride, width};
             norm_together(x, i ? added : NULL, layer->norm, normed, NULL, count, hidden, epsilon);
-            multiply_together(normed, layer->qkv, layer->qkv_bias, wide, count, hidden, stride);
+            multiply_together(normed, layer->qkv, wide, count, hidden, stride);
             attend_together(&rows, &layer->slots, &layer->turns, pass, inside, rooms[omp_get_thread_num()]);
-            multiply_together(inside, layer->mixed, layer->mixed_bias, added, count, mixed, hidden);
+            multiply_together(inside, layer->mixed, added, count, mixed, hidden);
             norm_together(x, added, layer->mlp_norm, normed, NULL, count, hidden, epsilon);
-            multiply_together(normed, layer->gate_up, layer->gate_up_bias, wide, count, hidden, 2 * inner);
+            multiply_together(normed, layer->gate_up, wide, count, hidden, 2 * inner);
             gate_together(wide, wide + inner, inside, count, inner, 2 * inner);
-            multiply_together(inside, layer->down, layer->down_bias, added, count, inner, hidden);
+            multiply_together(inside, layer->down, added, count, inner, hidden);
         }
         for (int64_t i = 0; i < count * hidden; i++) x[i] += added[i];
     }
