@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from palestra.engine.local import EngineConfig, LocalEngine
 from palestra.errors import EngineError
 from palestra.learn.scores import scores
 from palestra.model import kernels
-from palestra.model.fused import FAMILIES, fuse
+from palestra.model.fused import FAMILIES, fuse, recomputed
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="no kernels here")
 
@@ -75,6 +76,51 @@ def test_a_fused_model_has_the_gradients_of_the_plain_one_in_double_precision(fa
     assert norms and all("forward" in vars(m) for m in norms)
     for name, value in want.items():
         assert (got[name] - value).abs().max() < 1e-5 * value.abs().max().clamp(min=1), name
+
+
+def test_what_is_worked_out_again_is_not_kept_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = make("Qwen3ForCausalLM"), torch.arange(5, 30)
+    fuse(model)
+    want, outputs = gradients(model, tokens), list[weakref.ref[Tensor]]()
+
+    def watched(name: str) -> None:
+        plain = getattr(kernels, name)
+
+        def kernel(*given: Any, **options: Any) -> Tensor:
+            out: Tensor = plain(*given, **options)
+            outputs.append(weakref.ref(out))
+            return out
+
+        monkeypatch.setattr(kernels, name, kernel)
+
+    watched("rms_norm"), watched("silu_times")
+    model.zero_grad()
+    with recomputed():
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    forward = len(outputs)
+    assert forward == 2 * (4 + 1) + 1 and not any(ref() is not None for ref in outputs), "nobody keeps one"
+    at = torch.arange(len(tokens) - 1)
+    logp, _ = scores(logits, at, tokens[1:], 0.7, entropy=False)
+    (logp * torch.linspace(-1, 1, len(at))).sum().backward()  # type: ignore[no-untyped-call]
+    assert all(torch.equal(p.grad, want[name]) for name, p in model.named_parameters())
+    used = 2 * (2 + 1) + 1  # the norms before products and the gates; those of heads go on to be turned
+    assert len(outputs) - forward == used, "each once, however many products read it"
+
+
+def test_memory_that_was_given_away_is_not_taken_for_what_lay_there() -> None:
+    """A norm's numbers are forgotten with the tensor: another one in the same place is kept as it is."""
+    model = make("LlamaForCausalLM")
+    fuse(model)
+    norm, x = model.model.norm, torch.randn(6, 32)
+    with recomputed():
+        place = norm(x.clone().requires_grad_()).data_ptr()
+        for _ in range(50):
+            y = (x * 2).requires_grad_()
+            square = y * y  # keeps y
+            if y.data_ptr() == place:
+                break
+        square.sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.equal(y.grad, 2 * y.detach())
 
 
 def test_a_copy_of_a_fused_model_runs_on_its_own_parameters() -> None:

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,12 @@ from torch import Tensor, nn
 from palestra.errors import ModelError
 from palestra.learn.batch import Batch
 from palestra.learn.distill import reverse_kl
-from palestra.learn.entropy import entropy as entropy_of
-from palestra.learn.scores import scores
+from palestra.learn.pieces import head_of, log_probs_in_pieces, too_many
+from palestra.learn.scores import WithEntropy, log_probs
 from palestra.model import attention
-from palestra.model.fused import fuse
+from palestra.model.fused import fuse, recomputed
 from palestra.model.lora import Reference, trainable_parameters
 from palestra.model.value_head import Critic, backbone_of, hidden_states, run_backbone
-
-WithEntropy = Literal[False, "value", "gradient"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,17 +100,20 @@ class Policy:
     ) -> tuple[Tensor, Tensor | None]:
         """log-softmax(logits / T) of the batch's targets, (M,) in float32 at least; with ``entropy`` also the
         full distribution's entropy at each of them in nats, as a plain value or with its gradient."""
-        logits = self._forward(self.model, batch, dropout)[0]
-        return _scores(logits, batch, temperature, entropy)
+        return self._scored(self.model, batch, temperature, entropy, dropout=dropout)[:2]
 
     def outputs(
         self, batch: Batch, *, temperature: float = 1.0, entropy: WithEntropy = False, kl: bool = False
     ) -> Outputs:
         """As :meth:`logprobs`, with the critic's values of the same states and, with ``kl``, KL(π‖π_ref) of the full
         distributions at each target with its gradient."""
-        logits, hidden = self._forward(self.model, batch, dropout=False, critic=self.critic)
-        logprobs, spread = _scores(logits, batch, temperature, entropy)
-        out = Outputs(logprobs, spread, self._exact_kl(logits, batch, temperature) if kl else None)
+        if kl:
+            logits, hidden = self._forward(self.model, batch, dropout=False, critic=self.critic)
+            logprobs, spread = log_probs(logits, batch.score_at, batch.targets, temperature, entropy)
+            out = Outputs(logprobs, spread, self._exact_kl(logits, batch, temperature))
+        else:
+            logprobs, spread, hidden = self._scored(self.model, batch, temperature, entropy, critic=self.critic)
+            out = Outputs(logprobs, spread)
         if self.critic is None or hidden is None:
             return out
         values, after = _values(self.critic, hidden, batch)
@@ -128,7 +128,7 @@ class Policy:
     def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The frozen reference's log-probs of the same targets, (M,)."""
         with self._frozen() as frozen:
-            return _scores(self._forward(frozen, batch, dropout=False)[0], batch, temperature, entropy=False)[0]
+            return self._scored(frozen, batch, temperature, entropy=False)[0]
 
     @torch.no_grad()
     def current_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
@@ -175,6 +175,35 @@ class Policy:
             raise ModelError("this policy was made without a reference")
         return nullcontext(kept) if isinstance(kept, nn.Module) else kept.using(self.model)
 
+    def _scored(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        temperature: float,
+        entropy: WithEntropy,
+        *,
+        dropout: bool = False,
+        critic: Critic | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Log-probs of the targets and, where asked for, the entropy, (M,) each: tokens that share a context share its
+        logits. With a critic also the hidden states that it reads, (N, d)."""
+        head = head_of(model)
+        if head is None or not too_many(model, len(batch.scored)):
+            logits, hidden = self._forward(model, batch, dropout, critic)
+            return (*log_probs(logits, batch.score_at, batch.targets, temperature, entropy), hidden)
+        batch.dropout = dropout
+        with self._autocast():
+            with recomputed():
+                seen = run_backbone(backbone_of(model), batch.tokens, batch.positions, batch)[0]
+            found = log_probs_in_pieces(head, seen[batch.scored], batch.score_at, batch.targets, temperature, entropy)
+            return (*found, self._read_by(critic, batch, seen))
+
+    def _read_by(self, critic: Critic | None, batch: Batch, seen: Tensor) -> Tensor | None:
+        """The hidden states (N, d) that the critic reads: the model's, unless it has a backbone of its own."""
+        if critic is None or critic.backbone is None:
+            return None if critic is None else seen
+        return run_backbone(critic.backbone, batch.tokens, batch.positions, batch)[0]
+
     def _forward(
         self, model: nn.Module, batch: Batch, dropout: bool, critic: Critic | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -183,7 +212,7 @@ class Policy:
         watch: AbstractContextManager[list[Tensor]] = nullcontext([])
         if critic is not None and critic.backbone is None:
             watch = hidden_states(model)
-        with self._autocast(), watch as seen:
+        with self._autocast(), watch as seen, recomputed():
             out = model(
                 input_ids=batch.tokens,
                 position_ids=batch.positions,
@@ -200,15 +229,6 @@ class Policy:
 def _values(critic: Critic, hidden: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """(N, hidden size) → V before each target, (M,), and behind each sample, (S,)."""
     return critic(hidden[batch.scored])[batch.score_at], critic(hidden[batch.last])
-
-
-def _scores(logits: Tensor, batch: Batch, temperature: float, entropy: WithEntropy) -> tuple[Tensor, Tensor | None]:
-    """(U, V) → log-probs of the targets and, where asked for, the entropy, (M,) each."""
-    at = batch.score_at  # tokens that share a context share its logits
-    if entropy == "gradient":
-        spread = entropy_of(logits, temperature)[at]
-        return scores(logits, at, batch.targets, temperature, entropy=False)[0], spread
-    return scores(logits, at, batch.targets, temperature, entropy=entropy == "value")
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:

@@ -8,13 +8,26 @@ their size is made anew.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from palestra.learn.entropy import entropy as entropy_of
 from palestra.model import kernels
+
+WithEntropy = Literal[False, "value", "gradient"]
+
+
+def log_probs(
+    logits: Tensor, at: Tensor, targets: Tensor, temperature: float, entropy: WithEntropy
+) -> tuple[Tensor, Tensor | None]:
+    """As :func:`scores`; the entropy of each target's row with its gradient where that is wanted."""
+    if entropy == "gradient":
+        spread = entropy_of(logits, temperature)[at]
+        return scores(logits, at, targets, temperature, entropy=False)[0], spread
+    return scores(logits, at, targets, temperature, entropy=entropy == "value")
 
 
 def scores(
@@ -71,4 +84,4 @@ class _Scores(torch.autograd.Function):
         return logits, None, None, None, None
 
 
-__all__ = ["scores"]
+__all__ = ["WithEntropy", "log_probs", "scores"]

@@ -24,8 +24,9 @@ from palestra.learn.loss import LOSSES, LossConfig, LossInputs, check_clip
 from palestra.learn.offpolicy import Importance, check_importance, importance_weights
 from palestra.learn.optim import linear_schedule as linear_schedule
 from palestra.learn.optim import make_optimizer as make_optimizer
-from palestra.learn.policy import Policy, WithEntropy
+from palestra.learn.policy import Policy
 from palestra.learn.robust import Guard, Update
+from palestra.learn.scores import WithEntropy
 from palestra.learn.shaping import kl_penalties
 from palestra.learn.sums import Clock
 from palestra.learn.sums import Sums as Sums
