@@ -54,6 +54,7 @@ def step(config: StepConfig, work: Work) -> Outcome:
 
 
 KINDS.register("counted_step")(Kind(StepConfig, step))
+KINDS.register("resumed_step")(Kind(StepConfig, step, resumes=True))
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,40 @@ def test_a_pipeline_killed_in_a_stage_goes_on_with_that_stage(tmp_path: Path, ki
     failing.clear()
     assert run(three(tmp_path / "p"))["status"] == "done"
     assert ran == list(again)
+
+
+def test_a_killed_training_is_not_finished_under_another_config(tmp_path: Path) -> None:
+    def with_b(after: str) -> PipelineConfig:
+        return three(tmp_path / "p", b={"kind": "resumed_step", "after": after})
+
+    failing.add("b")
+    with pytest.raises(KeyboardInterrupt):
+        run(with_b("stage:a"))
+    failing.clear()
+    with pytest.raises(RunError, match=r"stage 'b' was begun with another config \(after changed\).*--from b"):
+        run(with_b("stage:a/x"))
+    assert ran == ["a", "b"], "nothing ran under the changed config"
+    assert run(with_b("stage:a"))["status"] == "done"
+    assert not list((tmp_path / "p" / "results").glob("*.begun.json")), "what has ended is no longer begun"
+
+
+def test_a_killed_stage_without_memory_begins_anew_under_another_config(tmp_path: Path) -> None:
+    failing.add("b")
+    with pytest.raises(KeyboardInterrupt):
+        run(three(tmp_path / "p"))
+    failing.clear()
+    (tmp_path / "p" / "b" / "left over").touch()
+    run(three(tmp_path / "p", b={"kind": "counted_step", "after": "stage:a/x"}))
+    assert ran == ["a", "b", "b", "c"]
+    assert not (tmp_path / "p" / "b" / "left over").exists()
+
+
+def test_from_forgets_what_a_killed_stage_was_begun_with(tmp_path: Path) -> None:
+    failing.add("b")
+    with pytest.raises(KeyboardInterrupt):
+        run(three(tmp_path / "p", b={"kind": "resumed_step"}))
+    failing.clear()
+    assert run(three(tmp_path / "p", b={"kind": "resumed_step", "after": "new"}), start="b")["status"] == "done"
 
 
 def test_from_repeats_a_stage_and_all_behind_it(tmp_path: Path) -> None:
@@ -186,6 +221,8 @@ def test_common_keys_reach_the_stages_that_know_them_and_no_other_key_is_accepte
     ("require", "reason"),
     [
         ("accuracy >= 0.31", None),
+        ("accuracy ≥ 0.31", None),
+        ("accuracy ≤ 0.30", "a: accuracy is 0.31, and accuracy ≤ 0.3 is required"),
         ("accuracy >= 0.40", "a: accuracy is 0.31, and accuracy >= 0.4 is required"),
         (["accuracy > 0.3", "runs < 1"], "a: runs is 1, and runs < 1 is required"),
     ],

@@ -44,11 +44,13 @@ from palestra.types import Task
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
+    "≥": operator.ge,
+    "≤": operator.le,
     ">": operator.gt,
     "<": operator.lt,
     "==": operator.eq,
 }
-_CONDITION = re.compile(r"\s*([\w./-]+)\s*(>=|<=|==|>|<)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*")
+_CONDITION = re.compile(r"\s*([\w./-]+)\s*(>=|<=|==|≥|≤|>|<)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,13 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of stage. output: whether later stages may refer to it as ``stage:NAME``. stages: keys of its config
-    that name earlier stages."""
+    that name earlier stages. resumes: goes on with what a killed try has left."""
 
     config: type[Config]
     run: Callable[[Any, Work], Outcome]
     output: bool = True
     stages: tuple[str, ...] = ()
+    resumes: bool = False
 
 
 # Data ------------------------------------------------------------------------------------------------------
@@ -340,15 +343,15 @@ KINDS: Registry[Kind] = Registry("kind of stage")
 for _name, _kind in {
     "data": Kind(DataStage, make_data),
     "check": Kind(CheckStage, check_data, output=False),
-    "sft": Kind(SFTConfig, _training(train_sft)),
-    "prefer": Kind(PreferConfig, _training(train_prefer)),
-    "reward_model": Kind(RewardModelConfig, _training(train_reward_model)),
-    "rl": Kind(RLConfig, _training(train_rl)),
+    "sft": Kind(SFTConfig, _training(train_sft), resumes=True),
+    "prefer": Kind(PreferConfig, _training(train_prefer), resumes=True),
+    "reward_model": Kind(RewardModelConfig, _training(train_reward_model), resumes=True),
+    "rl": Kind(RLConfig, _training(train_rl), resumes=True),
     "eval": Kind(EvalConfig, _evaluate),
     "gate": Kind(GateStage, pass_gate, output=False, stages=("of",)),
     "compare": Kind(CompareStage, compare, output=False, stages=("before", "after")),
-    "sample": Kind(SampleConfig, _sample),
-    "judge": Kind(JudgeStage, _judge),
+    "sample": Kind(SampleConfig, _sample, resumes=True),
+    "judge": Kind(JudgeStage, _judge, resumes=True),
     "pairs": Kind(PairsStage, _pairs),
     "export": Kind(ExportStage, _export),
 }.items():
