@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_pipeline import small, weights
 from typer.testing import CliRunner
 
 from palestra import cli
@@ -264,54 +265,12 @@ def test_the_command_line_ends_with_1_and_the_reason_when_a_gate_says_no(tmp_pat
 # The real stages -------------------------------------------------------------------------------------------
 
 
-def small(out: Path, steps: int = 3) -> PipelineConfig:
-    """Everything from data to export, on the built-in model, with as little of each as there can be."""
-    stages = {
-        "data": {"tasks": "arithmetic", "train": 6, "test": 3, "demonstrations": {"name": "arithmetic", "count": 6}},
-        "check": {"train": "stage:data/train.jsonl", "test": "stage:data/test.jsonl"},
-        "sft": {
-            "model": "builtin:calculator",
-            "sft": {
-                "data": {"name": "jsonl", "path": "stage:data/demonstrations.jsonl"},
-                "steps": steps,
-                "batch_size": 2,
-                "learning_rate": 1e-3,
-            },
-        },
-        "eval_sft": {"kind": "eval", "model": "stage:sft"},
-        "gate": {"of": "eval_sft", "require": "accuracy >= 0"},
-        "rl": {
-            "model": "stage:sft",
-            "algorithm": {"preset": "grpo", "group_size": 2, "kl_coef": 0.0},
-            "train": {"steps": 1, "tasks_per_step": 1, "guard": "off", "dump_every": 0},
-            "eval": {"size": 0},
-        },
-        "eval_rl": {"kind": "eval", "model": "stage:rl"},
-        "compare": {"before": "eval_sft", "after": "eval_rl"},
-        "export": {"model": "stage:rl"},
-    }
-    common = {
-        "renderer": "plain",
-        "env": "calculator",
-        "data": {"name": "jsonl", "path": "stage:data"},
-        "rewards": {"accuracy": {"function": "calculator_accuracy"}},
-        "sampling": {"max_new_tokens": 4},
-        "limits": {"max_turns": 2},
-        "eval": {"size": 2},
-    }
-    return PipelineConfig(out=str(out), common=common, stages=stages)
-
-
 class Cut(Progress):
     """Ctrl-C after a step of SFT."""
 
     def update(self, step: int, metrics: Mapping[str, float | int | None]) -> None:
         if "sft/loss" in metrics and step == 2:
             raise KeyboardInterrupt
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return dict(load_model(str(path), device="cpu").model.state_dict())
 
 
 def test_the_whole_road_cut_in_training_ends_as_an_uncut_one(tmp_path: Path) -> None:

@@ -284,8 +284,9 @@ def compare(config: CompareStage, work: Work) -> Outcome:
 def finished(path: Path) -> dict[str, Any] | None:
     """The summary of a run that came to its end."""
     file = path / "summary.json"
-    summary: dict[str, Any] | None = read_json(file, "remove it to go on with the run") if file.is_file() else None
-    return summary
+    if not file.is_file():
+        return None
+    return {key: value for key, value in read_json(file, "remove it to go on with the run").items() if key != "format"}
 
 
 def _training(loop: Callable[..., dict[str, Any]]) -> Callable[[Any, Work], Outcome]:
