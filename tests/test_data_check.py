@@ -26,6 +26,11 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
+def spoken(*texts: str) -> list[dict[str, Any]]:
+    """User and assistant in turn."""
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
 def check(train: Path, test: Path | None = None, **options: Any) -> Report:
     return check_files(
         train, test, verify=lambda task: validate([task], str(task.meta.get("mode", "numeric"))), **options
@@ -120,20 +125,22 @@ def test_one_question_asked_about_two_things_is_no_near_duplicate(tmp_path: Path
         (
             "preference",
             {"prompt": "p", "chosen": "a", "rejected": "b"},
-            [({"prompt": "p", "chosen": "b", "rejected": "a"}, None),
+            [({"prompt": "q", "chosen": "b", "rejected": "a"}, None),
+             ({"prompt": "p", "chosen": "b", "rejected": "a"}, "reversed"),
              ({"prompt": "p", "chosen": "a", "rejected": "a"}, "no_preference"),
              ({"prompt": "p", "chosen": "a"}, "missing")],
         ),
         (
             "dialogue",
-            {"messages": [{"role": "user", "content": "hi"}]},
-            [({"messages": [{"role": "user", "content": "ho"}]}, None), ({"messages": []}, "empty"),
-             ({"messages": [{"role": "user", "content": "hi"}]}, "duplicate")],
+            {"messages": spoken("hi", "hello")},
+            [({"messages": spoken("ho", "hello")}, None), ({"messages": []}, "empty"),
+             ({"messages": spoken("hi", "hello")}, "duplicate")],
         ),
         (
             "rl",
             {"prompt": "p", "tests": ["assert f()"]},
-            [({"prompt": "q", "tests": []}, None), ({"tests": []}, "missing")],
+            [({"prompt": "q"}, None), ({"tests": ["assert g()"]}, "missing"),
+             ({"prompt": "q", "tests": []}, "empty")],
         ),
     ],
 )  # fmt: skip
@@ -191,3 +198,11 @@ GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 def test_nothing_is_invented_about_gsm8k() -> None:
     report = check(GSM8K / "test.jsonl")
     assert (sum(report.rows.values()), report.findings) == (1319, ())
+
+
+@pytest.mark.slow  # ten seconds of comparing texts
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="the GSM8K files are not there")
+def test_all_of_gsm8k_has_one_near_duplicate_and_no_error() -> None:
+    report = check(GSM8K / "train.jsonl", GSM8K / "test.jsonl")
+    assert (sum(report.rows.values()), report.errors) == (8792, 0)
+    assert [f.kind for f in report.findings] == ["near_duplicate"]

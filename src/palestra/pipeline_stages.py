@@ -19,8 +19,9 @@ import pydantic
 from pydantic import Field
 
 from palestra.config import Config
-from palestra.data.check import ERRORS, check_files
+from palestra.data.check import check_files
 from palestra.data.dialogues import make_dialogues
+from palestra.data.faults import ERRORS
 from palestra.data.source import Cursor, make_source
 from palestra.errors import ConfigError, RunError, unknown
 from palestra.eval.compare import compare_runs

@@ -115,8 +115,8 @@ def check(config: SweepConfig) -> None:
     _ = config.target
     if config.prune is not None:
         config.prune.check(config.verb)
-        if key := _unmeasured(config, base):
-            raise ConfigError(f"prune reads held-out numbers while a trial trains: set {key} in the base")
+        if unset := _unmeasured(config, base):
+            raise ConfigError(f"prune reads held-out numbers while a trial trains: set {unset} in the base")
     if config.verb == "rl" and config.metric is None and not base.eval.size:
         raise ConfigError("trials are compared by held-out accuracy after training: set eval.size in the base")
 
