@@ -74,7 +74,7 @@ def _text(prompt: Any) -> str:
 
 
 def reward_parts(kind: str, given: Mapping[str, Any] | None, own: Mapping[str, str]) -> Parts:
-    """The parts of a rubric. own: users' functions, name → key. ``accuracy`` and ``format`` (the answer is marked as one)
+    """The parts of a rubric. own: users' functions, name → key. ``accuracy`` and ``format`` (a marked answer)
     are always there, at least to be watched (weight 0).
 
     >>> reward_parts("step", {"step_bonus": 0.2}, {})["step"]
