@@ -4,6 +4,7 @@ parameter turns into."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -103,6 +104,7 @@ def test_the_skeleton_trains_by_sft_and_then_by_grpo_from_what_sft_left(tool: RL
     sft = run(tool, skeleton)
     assert (sft["model_path"], sft["num_samples"], sft["steps"]) == ("models/sft_model", 2, 1)
     assert sft["final_loss"] > 0
+    assert (sft["output_dir"], sft["num_epochs"]) == ("models/sft_model", 1)
     assert is_adapter(load_model("models/sft_model").model)
     grpo = run(tool, skeleton | {"algorithm": "grpo", "model_name": "models/sft_model", "max_new_tokens": 4})
     # A batch of 4 completions holds one group of 4: the usual 8 would not fit.
@@ -430,6 +432,14 @@ def test_a_mistake_comes_back_as_one_line(
 ) -> None:
     given = {"model_name": model, **parameters} if parameters.get("action") == "train" else parameters
     assert said in error(tool, given)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_tracker_that_is_not_installed_is_told_by_the_parameter_that_asks_for_it(
+    tool: RLTrainingTool, model: str
+) -> None:
+    said = error(tool, {"action": "train", "model_name": model, "use_wandb": True, **SMALL})
+    assert said == "use_wandb needs the package wandb: pip install wandb, or set use_wandb to false"
 
 
 def test_cf_003_a_group_that_does_not_divide_the_batch_is_told_the_numbers_that_would() -> None:

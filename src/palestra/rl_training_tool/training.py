@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -110,6 +111,8 @@ def train(p: TrainParameters, shelf: Shelf, *, quiet: bool = False) -> dict[str,
     out = Path(p.output_dir or f"models/{p.algorithm}_model")
     if any(out.glob("*.safetensors")) and not any(out.glob("run*/run.json")):
         raise ConfigError(f"output_dir={out} holds a model that was not trained there; choose another directory")
+    if p.use_wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("use_wandb needs the package wandb: pip install wandb, or set use_wandb to false")
     run = fresh(out / "run")
     rows, held_out = _rows(p, shelf)
     start, loaded = _start(p, run)
@@ -126,7 +129,8 @@ def train(p: TrainParameters, shelf: Shelf, *, quiet: bool = False) -> dict[str,
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
     checkpoint = Path(summary["checkpoint"])
     publish(checkpoint, out)
-    result: dict[str, Any] = {"model_path": str(out), "num_samples": len(rows), "steps": summary["steps"]}
+    result: dict[str, Any] = {"model_path": str(out), "output_dir": str(out), "num_samples": len(rows)}
+    result |= {"num_epochs": p.num_epochs, "steps": summary["steps"]}
     metrics = read_metrics(run / "metrics.jsonl")
     result |= {k: v for k, v in _numbers(metrics, summary).items() if v is not None}
     if measured is not None:
