@@ -182,6 +182,48 @@ def test_the_verb_checks_a_file_or_the_splits_of_a_directory(tmp_path: Path) -> 
     assert tokens["prompt_length"]["unit"] == "tokens"
 
 
+@pytest.mark.parametrize(
+    ("config", "row", "longest", "limit", "said"),
+    [
+        # The calculator shows "(3+4)*5\\n" to a model of single characters: 8 tokens and <bos>.
+        (
+            "env: calculator\ndata: arithmetic\nrewards: {accuracy: {function: calculator_accuracy}}\n"
+            "sampling: {max_new_tokens: 250}",
+            {"prompt": "(3+4)*5\n", "answer": "35"},
+            9,
+            6,
+            "a context of 256 less 250 for a reply",
+        ),
+        (
+            "sft: {data: arithmetic, max_length: 8}",
+            {"prompt": "(3+4)*5\n", "completion": "35"},
+            11,
+            8,
+            "sft.max_length",
+        ),
+        (
+            "prefer: {data: arithmetic, max_length: 10}",
+            {"prompt": "3*5\n", "chosen": "15", "rejected": "150"},
+            8,
+            10,
+            "prefer.max_length",
+        ),
+    ],
+)
+def test_prompts_are_measured_against_the_limits_of_a_config(
+    tmp_path: Path, config: str, row: dict[str, Any], longest: int, limit: int, said: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"model: builtin:calculator\nrenderer: plain\n{config}\n", encoding="utf-8")
+    path = write(tmp_path / "a.jsonl", row)
+    told = json.loads(call(str(path), "--config", str(tmp_path / "c.yaml"), "--json").output)
+    length = told["prompt_length"]
+    assert (length["unit"], length["longest"], length["limit"]) == ("tokens", longest, limit)
+    assert told["counts"] == ({"too_long": 1} if longest > limit else {})
+    shown = " ".join(call(str(path), "--config", str(tmp_path / "c.yaml")).output.split())
+    assert f"longest {longest}, limit {limit} ({said})" in shown
+    assert call(str(path), "--config", str(tmp_path / "c.yaml"), "--model", "builtin:calculator").exit_code == 2
+
+
 def test_mistakes_in_what_is_asked_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *GOOD)
     with pytest.raises(ConfigError, match="did you mean 'sft'"):

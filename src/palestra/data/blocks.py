@@ -127,7 +127,7 @@ class MappedBlocks:
 
 
 def blocks_of(path: str | os.PathLike[str], split: str, rows: int) -> Blocks:
-    """The blocks of a file, or of a directory with a split in one file or in shards, ``train-00000-of-00004.parquet``."""
+    """The blocks of a file, or of a directory with a split in one file or in shards, ``train-0000-of-0004.parquet``."""
     given = Path(path)
     if given.is_dir():
         whole = [given / f"{split}{suffix}" for suffix in (".jsonl", ".ndjson", ".parquet")]

@@ -31,7 +31,8 @@ Verify = Callable[[Task], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found. rows: by file. lengths: of prompts, in ``unit``; histogram: (from, to, rows)."""
+    """What a check found. rows: by file. longest, histogram (from, to, rows): of prompts in ``unit``, with replies
+    where ``whole``. limited_by: where the limit comes from."""
 
     rows: Mapping[str, int]
     forms: Mapping[str, str]
@@ -40,6 +41,8 @@ class Report:
     longest: int
     histogram: tuple[tuple[int, int, int], ...]
     limit: int | None
+    limited_by: str | None = None
+    whole: bool = False
 
     @property
     def errors(self) -> int:
@@ -49,6 +52,7 @@ class Report:
         """Plain data for JSON."""
         counts = Counter(f.kind for f in self.findings)
         length = {"unit": self.unit, "longest": self.longest, "limit": self.limit, "histogram": self.histogram}
+        length |= {"limited_by": self.limited_by, "whole": self.whole}
         return {
             "rows": dict(self.rows),
             "forms": dict(self.forms),
@@ -68,13 +72,15 @@ def check_files(
     length: Callable[[str], int] = len,
     unit: str = "characters",
     limit: int | None = None,
+    limited_by: str | None = None,
+    whole: bool = False,
     near: bool = True,
 ) -> Report:
     """Check one file, or two that should share no question.
 
     form: rl (question and answer), sft (prompt and completion), dialogue (messages) or preference (prompt, chosen,
     rejected); None takes what most rows look like. verify: judges gold answers of rl rows. length, unit, limit: of
-    prompts. near: look for near duplicates too.
+    prompts; whole: with their longest reply. near: look for near duplicates too.
     """
     if form is not None and form not in FORMS:
         raise ConfigError(unknown("form of rows", form, FORMS))
@@ -91,13 +97,18 @@ def check_files(
         findings += _repeated(items[-1], forms[name], near)
     if test is not None:
         findings += _overlaps(*items, near=near)
-    lengths = [length(item.prompt) for one in items for item in one]
+    lengths = [length(_measured(item, whole)) for one in items for item in one]
     if limit is not None:
+        kind = "prompt and reply" if whole else "prompt"
         placed = zip((item for one in items for item in one), lengths, strict=True)
-        findings += [Finding("too_long", (i.where,), f"a prompt of {n} {unit}") for i, n in placed if n > limit]
+        findings += [Finding("too_long", (i.where,), f"a {kind} of {n} {unit}") for i, n in placed if n > limit]
     order = {kind: at for at, kind in enumerate((*ERRORS, *WARNINGS))}
     found = tuple(sorted(findings, key=lambda f: order[f.kind]))
-    return Report(rows, forms, found, unit, max(lengths, default=0), _histogram(lengths), limit)
+    return Report(rows, forms, found, unit, max(lengths, default=0), _histogram(lengths), limit, limited_by, whole)
+
+
+def _measured(item: Item, whole: bool) -> str:
+    return item.prompt + max(item.rest, key=len, default="") if whole else item.prompt
 
 
 def _read(path: Path, findings: list[Finding]) -> Iterator[tuple[str, Row]]:
