@@ -163,6 +163,21 @@ def test_lengths_are_counted_as_asked(tmp_path: Path) -> None:
     assert sum(n for *_, n in report.histogram) == 3
 
 
+def test_what_is_being_done_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    check(write(tmp_path / "train.jsonl", *GOOD), write(tmp_path / "test.jsonl", GOOD[0]), told=said.append)
+    assert said == [
+        "reading train.jsonl",
+        "checking 7 rows of train.jsonl",
+        "comparing 7 rows of train.jsonl",
+        "reading test.jsonl",
+        "checking 1 rows of test.jsonl",
+        "comparing 1 rows of test.jsonl",
+        "comparing the test rows with the training rows",
+        "measuring lengths",
+    ]
+
+
 def call(*args: str) -> Any:
     return CliRunner().invoke(cli.app, ["data", "check", *args])
 

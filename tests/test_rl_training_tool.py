@@ -18,7 +18,7 @@ from palestra.errors import ConfigError, DataError
 from palestra.model.loading import load_model
 from palestra.model.lora import is_adapter
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
-from palestra.rl_training_tool import RLTrainingTool, format_math_dataset
+from palestra.rl_training_tool import RLTrainingTool, format_math_dataset, held_out
 from palestra.rl_training_tool.datasets import Writer, rows_of, split_off
 from palestra.rl_training_tool.parameters import EvaluateParameters, TrainParameters, read
 from palestra.rl_training_tool.rewards import reward_parts
@@ -283,6 +283,18 @@ def test_measuring_on_the_way_changes_nothing_of_what_is_learned(tool: RLTrainin
         "step_000003",
         "step_000006",
     }
+
+
+def test_a_long_measurement_says_how_far_it_is(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(held_out, "SILENCE_S", -1.0)
+    monkeypatch.setattr(held_out, "AT_ONCE", 1)
+    given = {"custom_dataset": ROWS * 4, "model_name": model, "num_epochs": 1, "batch_size": 11, "eval_steps": 2}
+    assert RLTrainingTool().train(algorithm="sft", **given)["status"] == "success"
+    lines = [line for line in capsys.readouterr().out.splitlines() if "|" in line and "Loss:" not in line]
+    assert lines[:2] == ["Step 2/2 | measured 0 of 2 held-out rows", "Step 2/2 | measured 1 of 2 held-out rows"]
 
 
 def test_training_into_the_models_own_directory_keeps_what_the_adapter_sits_on(

@@ -178,10 +178,11 @@ def check_data(config: CheckStage, work: Work) -> Outcome:
         mode = config.mode or str(task.meta.get("mode") or ("math" if "\\" in str(task.answer) else "numeric"))
         return validate([task], mode)
 
-    work.progress.phase("checking data", total=1)
-    report = check_files(
-        config.train, config.test, form=config.form, verify=verify, limit=config.limit, near=config.near
-    )
+    def told(what: str) -> None:
+        work.progress.phase(what, total=1)
+
+    how: Any = {"form": config.form, "limit": config.limit, "near": config.near}
+    report = check_files(config.train, config.test, verify=verify, told=told, **how)
     stopping = [f for f in report.findings if f.error and f.kind not in config.allow]
     work.progress.update(1, {})
     first = f"{', '.join(stopping[0].rows)}: {stopping[0].message}" if stopping else None

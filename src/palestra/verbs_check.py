@@ -57,9 +57,10 @@ def check(
         if file.is_dir():
             folder, file = file, table_file(str(file), "train")
             test = test or next(iter(sorted(f for f in folder.glob("test.*") if f.suffix == file.suffix)), None)
-        with Console(stderr=True).status(f"checking {file}"):
+        with Console(stderr=True).status("loading the tokenizer" if model or config else "reading") as status:
             sizes = _sizes(file, model, max_prompt, config)
-            report = check_files(file, test, form=form, verify=_verifier(mode), near=near, **sizes)
+            told = status.update
+            report = check_files(file, test, form=form, verify=_verifier(mode), near=near, told=told, **sizes)
         if as_json:
             typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
         else:

@@ -75,12 +75,14 @@ def check_files(
     limited_by: str | None = None,
     whole: bool = False,
     near: bool = True,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Check one file, or two that should share no question.
 
     form: rl (question and answer), sft (prompt and completion), dialogue (messages) or preference (prompt, chosen,
     rejected); None takes what most rows look like. verify: judges gold answers of rl rows. length, unit, limit: of
-    prompts; whole: with their longest reply. near: look for near duplicates too.
+    prompts; whole: with their longest reply. near: look for near duplicates too. told: hears what is
+    being done.
     """
     if form is not None and form not in FORMS:
         raise ConfigError(unknown("form of rows", form, FORMS))
@@ -88,15 +90,20 @@ def check_files(
     rows, forms, items = {}, {}, []
     for path in [train] if test is None else [train, test]:
         name = str(path)
+        told(f"reading {Path(path).name}")
         read = list(_read(Path(path), findings))
         rows[name] = len(read)
         if not read and not any(f.rows[0].startswith(f"{name}:") for f in findings):
             findings.append(Finding("empty", (name,), "no row in the file"))
         forms[name] = form or form_of([row for _, row in read])
+        told(f"checking {len(read):,} rows of {Path(path).name}")
         items.append(_checked(read, forms[name], verify, findings))
+        told(f"comparing {len(read):,} rows of {Path(path).name}")
         findings += _repeated(items[-1], forms[name], near)
     if test is not None:
+        told("comparing the test rows with the training rows")
         findings += _overlaps(*items, near=near)
+    told("measuring lengths")
     lengths = [length(_measured(item, whole)) for one in items for item in one]
     if limit is not None:
         kind = "prompt and reply" if whole else "prompt"

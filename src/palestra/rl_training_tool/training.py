@@ -96,10 +96,10 @@ class Log(Progress):
         """Whether the phase ends with this step."""
         return step == self._of
 
-    def held_out(self, step: int, loss: float) -> None:
+    def held_out(self, step: int, told: str) -> None:
         """A line about a measurement of a supervised run."""
         if not self._silent:
-            self.console.print(f"Step {step}/{self._of} | Held-out loss: {loss:.4g}", highlight=False)
+            self.console.print(f"Step {step}/{self._of} | {told}", highlight=False)
 
     def note(self, text: str, *, warning: bool = False) -> None:
         super().note(text, warning=warning)
