@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline with every kind of stage but those of feedback, as small as can be."""
+"""Pipelines with every kind of stage, as small as can be: from data to export, and by feedback."""
 
 from __future__ import annotations
 
@@ -45,6 +45,34 @@ def small(out: Path, steps: int = 3) -> PipelineConfig:
         "sampling": {"max_new_tokens": 4},
         "limits": {"max_turns": 2},
         "eval": {"size": 2},
+    }
+    return PipelineConfig(out=str(out), common=common, stages=stages)
+
+
+def feedback(out: Path) -> PipelineConfig:
+    """Episodes, judged by a function ``likes_variety:liked``, become pairs, those a reward model, and that RL."""
+    model = {"model": "builtin:calculator"}
+    stages = {
+        "sample": {**model, "rewards": {"format": {"function": "calculator_format"}}}
+        | {"sample": {"tasks": 3, "group_size": 4}},
+        "judge": {"rollouts": "stage:sample", "rewards": {"liked": {"function": "likes_variety:liked"}}},
+        "pairs": {"rollouts": "stage:judge"},
+        "reward_model": {**model, "reward_model": {"data": {"name": "table", "path": "stage:pairs"}, "steps": 1}},
+        "prefer": {**model, "prefer": {"data": {"name": "table", "path": "stage:pairs"}, "steps": 2}},
+        "rl": {
+            **model,
+            "rewards": {"reward_model": {"path": "stage:reward_model"}},
+            "algorithm": {"preset": "grpo", "group_size": 2, "kl_coef": 0.0},
+            "train": {"steps": 1, "tasks_per_step": 1},
+            "eval": {"size": 0},
+        },
+    }
+    common = {
+        "renderer": "plain",
+        "env": "calculator",
+        "data": "arithmetic",
+        "sampling": {"max_new_tokens": 40, "stop": [*"0123456789abcdefgh"]},  # or most would be cut off
+        "limits": {"max_turns": 1},
     }
     return PipelineConfig(out=str(out), common=common, stages=stages)
 

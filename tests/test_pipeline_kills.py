@@ -7,15 +7,16 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from small_pipeline import small, weights
+from small_pipeline import feedback, small, weights
 from test_resume_matrix import forked, one_thread  # noqa: F401
 
-from palestra.pipeline import Book, Outcome, Stage, run_pipeline
+from palestra.pipeline import Book, Outcome, PipelineConfig, Stage, run_pipeline
 from palestra.pipeline_stages import numbers
 from palestra.run.progress import Progress
 
@@ -24,7 +25,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks a process in which torch is loaded"),
 ]
 
-STAGES = list(small(Path()).stages)
 UNTOLD = ("gate", "compare")  # too short to report anything in between
 
 
@@ -48,7 +48,7 @@ class Killed(Progress):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed(out: Path, stage: str, moment: str) -> int:
+def killed(config: PipelineConfig, stage: str, moment: str) -> int:
     """The signal that ended a pipeline which goes on in a process of its own."""
 
     def keep(book: Book, stage: Stage, outcome: Outcome, seconds: float) -> None:
@@ -57,34 +57,47 @@ def killed(out: Path, stage: str, moment: str) -> int:
 
     def work() -> None:
         Book.keep = keep  # type: ignore[method-assign]  # in the child alone
-        run_pipeline(small(out), progress=progress)
+        run_pipeline(config, progress=progress)
 
     whole_keep, progress = Book.keep, Killed(stage, moment)
     _, status = os.waitpid(forked(work, seconds=300), 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-@pytest.fixture(scope="module")
-def uncut(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:  # noqa: F811
-    out = tmp_path_factory.mktemp("uncut") / "p"
-    run_pipeline(small(out), progress=Progress(quiet=True))
-    yield out
-
-
-def test_a_pipeline_killed_in_every_stage_ends_as_an_uncut_one(uncut: Path, tmp_path: Path) -> None:
-    out = tmp_path / "p"
-    for number, stage in enumerate(STAGES):
+@pytest.mark.parametrize(
+    ("make", "models", "measured"),
+    [
+        (small, ("export",), ("eval_rl", "compare")),
+        (feedback, ("prefer/checkpoints/step_000002", "rl/checkpoints/step_000001"), ("sample", "judge", "pairs")),
+    ],
+    ids=["road", "feedback"],
+)
+def test_a_pipeline_killed_in_every_stage_ends_as_an_uncut_one(
+    make: Callable[[Path], PipelineConfig],
+    models: tuple[str, ...],
+    measured: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = types.ModuleType("likes_variety")
+    vars(module)["liked"] = lambda completions, **_: [float(len({*text})) for text in completions]
+    monkeypatch.setitem(sys.modules, "likes_variety", module)
+    out, uncut = tmp_path / "p", tmp_path / "uncut"
+    stages = list(make(out).stages)
+    for number, stage in enumerate(stages):
         for moment in ("begun", "midst", "worked"):
             if moment == "midst" and stage in UNTOLD:
                 continue
-            assert killed(out, stage, moment) == signal.SIGKILL, (stage, moment)
-            done = {name for name in STAGES if (out / "results" / f"{name}.json").is_file()}
-            assert done == set(STAGES[:number]), f"killed in {stage}, {moment}"
-    summary = run_pipeline(small(out), progress=Progress(quiet=True))
+            assert killed(make(out), stage, moment) == signal.SIGKILL, (stage, moment)
+            done = {name for name in stages if (out / "results" / f"{name}.json").is_file()}
+            assert done == {*stages[:number]}, f"killed in {stage}, {moment}"
+    summary = run_pipeline(make(out), progress=Progress(quiet=True))
     assert {result["status"] for result in summary["stages"].values()} == {"done"}
-    ours, theirs = weights(out / "export"), weights(uncut / "export")
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    for stage in ("eval_rl", "compare"):
+    run_pipeline(make(uncut), progress=Progress(quiet=True))
+    for model in models:
+        ours, theirs = weights(out / model), weights(uncut / model)
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for stage in measured:
         one, other = (numbers_of(path / "results" / f"{stage}.json") for path in (out, uncut))
         assert one == other
 
