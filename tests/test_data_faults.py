@@ -40,6 +40,9 @@ TABLE: list[Any] = [
     {"question": "A root of x, as mathematics?", "answer": "\\sqrt{x}", "mode": "math"},
     {"question": "¿Cuántos años tiene 小明?", "answer": "12"},
     {"question": "Zero is an answer. Is it 0?", "answer": 0},
+    {"question": "How old is René, Ângela, SÃO or JOÃO?", "answer": "4"},
+    {"question": "1+1? #### 2\n2+2?", "answer": "4"},
+    {"question": "1+1? #### 2\n0+2?", "answer": "2"},
 ]
 TABLE_FAULTS: list[tuple[Any, str]] = [
     ('{"question": "not closed', "unreadable"),
@@ -61,6 +64,10 @@ TABLE_FAULTS: list[tuple[Any, str]] = [
     ({"question": "Is not a number one?", "answer": float("nan")}, "bad_gold"),
     ({"question": "What is in the box?", "answer": "so \\boxed{5"}, "bad_gold"),
     ({"question": "What does caf\ufffd mean?", "answer": "4"}, "garbled"),
+    ({"question": "How old is RenÃ©?", "answer": "4"}, "garbled"),
+    ({"question": "What is Bobâ€™s share?", "answer": "4"}, "garbled"),
+    ('{"question": "Half a \\ud800 character?", "answer": "1"}', "unreadable"),
+    ({"question": "What is given away? #### 72", "answer": "72"}, "leak"),
 ]
 
 # GSM8K ------------------------------------------------------------------------------------------------------
@@ -108,6 +115,7 @@ MESSAGES_FAULTS: list[tuple[Any, str]] = [
     ({"messages": spoken("a blank reply", " \n")}, "empty"),
     ({"messages": [*spoken("no reply"), {"role": "assistant"}]}, "empty"),
     ({"messages": spoken("", "an answer to nothing")}, "empty"),
+    ({"messages": spoken("first", "reply", "and nobody answers this")}, "unanswered"),
     ({"messages": []}, "empty"),
     ({"messages": None}, "empty"),
     ({"message": spoken("a typo", "ok")}, "missing"),
@@ -136,6 +144,7 @@ PAIRS_FAULTS: list[tuple[Any, str]] = [
     ({"prompt": "p7", "chosen": spoken("", " ")[1:], "rejected": "b"}, "empty"),
     ({"prompt": "p8", "chosen": spoken("", "x")[1:], "rejected": [{"role": "assistant", "content": ""}]}, "empty"),
     ({"prompt": "p9", "chosen": "same", "rejected": "same"}, "no_preference"),
+    ({"prompt": "p9b", "chosen": "same", "rejected": "same\n"}, "no_preference"),
     ({"chosen": spoken("q1", "same"), "rejected": spoken("q1", "same")}, "no_preference"),
     ({"chosen": spoken("one", "a"), "rejected": spoken("another", "b")}, "malformed"),
     ({"prompt": "not theirs", "chosen": spoken("q2", "a"), "rejected": spoken("q2", "b")}, "malformed"),

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from palestra.data.duplicates import near_pairs, plain_words
-from palestra.data.faults import ERRORS, FORMS, WARNINGS, Finding, Item, form_of, read_item, wrong_steps
+from palestra.data.faults import ERRORS, FORMS, MARKER, WARNINGS, Finding, Item, form_of, read_item, wrong_steps
 from palestra.data.rows import ID, Row, parse_line
 from palestra.data.tables import read_table
 from palestra.errors import ConfigError, DataError, unknown
 from palestra.types import Task
 
 BINS = 12
-MARKER = "####"
 
 Verify = Callable[[Task], Sequence[str]]
 """Says what is wrong with a task's gold answer; :func:`palestra.reward.validate.validate` of one task does."""
@@ -198,7 +197,7 @@ def _repeated(items: Sequence[Item], form: str, near: bool) -> list[Finding]:
         ):  # a sign can make another question: 5! is not 5
             message = f"one question, two answers: {_short(same)} and {_short(item)}"
             found.append(Finding("contradiction", (same.where, item.where), message))
-        if form == "preference" and len(item.rest) == 2 and item.rest[0] != item.rest[1]:
+        if form == "preference" and len(item.rest) == 2 and item.rest[0].strip() != item.rest[1].strip():
             if (other := pairs.get((item.prompt, *item.rest[::-1]))) is not None:
                 found.append(Finding("reversed", (other.where, item.where), "one pair, preferred both ways"))
             pairs.setdefault((item.prompt, *item.rest), item)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,9 +21,9 @@ from palestra.errors import DataError
 
 ERRORS = (
     *("unreadable", "missing", "malformed", "empty", "no_reply", "no_preference", "duplicate_id", "contradiction"),
-    *("bad_gold", "bad_step", "overlap"),
+    *("bad_gold", "bad_step", "leak", "overlap"),
 )
-WARNINGS = ("duplicate", "near_duplicate", "near_overlap", "reversed", "garbled", "too_long")
+WARNINGS = ("duplicate", "near_duplicate", "near_overlap", "reversed", "unanswered", "garbled", "too_long")
 FORMS = ("rl", "sft", "dialogue", "preference")
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rl": (QUESTIONS, ANSWERS),
@@ -32,8 +33,9 @@ NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "labelled": (("prompt",), ("completion",), ("label",)),
 }
 """By form: the fields that a row needs, each under one of several names. labelled: a preference with one reply."""
-GARBLED = "\ufffd\x00"
-"""What is left of text that was decoded wrongly."""
+MARKER = "####"
+GARBLED = re.compile("[\ufffd\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f-\\x9f]|[\u00c2\u00c3][\\x80-\\xbf]|\u00e2\u20ac.")
+"""What is left of text that was decoded wrongly, such as the é of UTF-8 read as Latin-1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,11 @@ def read_item(where: str, row: Row, form: str) -> tuple[Item | None, list[Findin
     """The row as an item, where it has all that its form needs, and what is wrong with it."""
     if None in row:  # as csv.DictReader files what has no column
         return None, [Finding("malformed", (where,), "more values than the table has columns")]
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        half = f"half a character (\\u{ord(error.object[error.start]):04x}) that stands for nothing"
+        return None, [Finding("unreadable", (where,), half)]
     found = _fields(row, form)
     missing = [names for names, name in found if name is None]
     if missing:
@@ -105,10 +112,15 @@ def read_item(where: str, row: Row, form: str) -> tuple[Item | None, list[Findin
     if faults:
         return None, faults[:1]
     item = _item(where, row, names, form)
-    if form == "preference" and len(item.rest) == 2 and item.rest[0] == item.rest[1]:
+    if form == "preference" and len(item.rest) == 2 and item.rest[0].strip() == item.rest[1].strip():
         faults.append(Finding("no_preference", (where,), "chosen and rejected are the same"))
-    if any(sign in text for text in (item.prompt, *item.rest) for sign in GARBLED):
-        faults.append(Finding("garbled", (where,), "characters that are no text (U+FFFD or NUL): decoded wrongly"))
+    if form == "rl" and MARKER in item.prompt and item.answer is not None and final_answer(item.prompt) == item.answer:
+        faults.append(Finding("leak", (where,), f"the prompt ends with its own answer, {MARKER} {item.answer}"))
+    if form == "dialogue" and row["messages"][-1]["role"] != "assistant":
+        message = f"the last message is the {row['messages'][-1]['role']}'s, and nothing answers it"
+        faults.append(Finding("unanswered", (where,), message))
+    if any(GARBLED.search(text) for text in (item.prompt, *item.rest)):
+        faults.append(Finding("garbled", (where,), "characters that are no text: decoded wrongly"))
     return item, faults
 
 
