@@ -267,6 +267,17 @@ def test_a_failed_trial_is_told_and_the_others_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
+def test_a_result_that_no_trial_has_names_the_nearest(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path / "s", method="grid", space=RATES, trials=1, metric="acuracy_after", direction="maximize"
+    )
+    with pytest.raises(
+        ConfigError, match=r"metric: unknown number in a trial's summary .*did you mean 'accuracy_after'"
+    ):
+        run_sweep(settings, progress=QUIET)
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_a_sweep_does_not_go_on_with_another_space(tmp_path: Path) -> None:
     run_sweep(config(tmp_path / "s", method="grid", space=RATES, trials=1), progress=QUIET)
     with pytest.raises(RunError, match="another space"):

@@ -29,7 +29,7 @@ from pydantic import Field
 
 from palestra import config as configuration
 from palestra.config import Config
-from palestra.errors import ConfigError, RunError
+from palestra.errors import ConfigError, RunError, unknown
 from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.progress import Progress
 from palestra.run.trackers import read_metrics
@@ -245,8 +245,8 @@ class Sweep:
         elif code == 0 and summary.is_file():
             found = read_json(summary, "remove its directory to try it again")
             if self.metric not in found:
-                known = ", ".join(sorted(k for k, v in found.items() if isinstance(v, int | float)))
-                raise ConfigError(f"metric {self.metric!r} is no number of a trial's summary; there are: {known}")
+                known = [k for k, v in found.items() if isinstance(v, int | float) and k not in ("format", "seed")]
+                raise ConfigError("metric: " + unknown("number in a trial's summary", self.metric, known))
             trial.value = found[self.metric]
             trial.status = "failed" if trial.value is None else "done"
             trial.error = f"{self.metric} was not measured" if trial.value is None else None
