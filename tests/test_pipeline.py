@@ -276,6 +276,8 @@ class Cut(Progress):
 def test_the_whole_road_cut_in_training_ends_as_an_uncut_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_pipeline(small(tmp_path / "cut"), progress=Cut(quiet=True))
+    with pytest.raises(RunError, match=r"'sft' was begun with another config \(sft\.steps changed\)"):
+        run(small(tmp_path / "cut", steps=4))
     summary = run(small(tmp_path / "cut"))
     assert list(summary["stages"]) == list(small(tmp_path).stages)
     assert {r["status"] for r in summary["stages"].values()} == {"done"}
