@@ -26,6 +26,11 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
+def spoken(*texts: str) -> list[dict[str, Any]]:
+    """User and assistant in turn."""
+    return [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+
+
 def check(train: Path, test: Path | None = None, **options: Any) -> Report:
     return check_files(
         train, test, verify=lambda task: validate([task], str(task.meta.get("mode", "numeric"))), **options
@@ -120,20 +125,22 @@ def test_one_question_asked_about_two_things_is_no_near_duplicate(tmp_path: Path
         (
             "preference",
             {"prompt": "p", "chosen": "a", "rejected": "b"},
-            [({"prompt": "p", "chosen": "b", "rejected": "a"}, None),
+            [({"prompt": "q", "chosen": "b", "rejected": "a"}, None),
+             ({"prompt": "p", "chosen": "b", "rejected": "a"}, "reversed"),
              ({"prompt": "p", "chosen": "a", "rejected": "a"}, "no_preference"),
              ({"prompt": "p", "chosen": "a"}, "missing")],
         ),
         (
             "dialogue",
-            {"messages": [{"role": "user", "content": "hi"}]},
-            [({"messages": [{"role": "user", "content": "ho"}]}, None), ({"messages": []}, "empty"),
-             ({"messages": [{"role": "user", "content": "hi"}]}, "duplicate")],
+            {"messages": spoken("hi", "hello")},
+            [({"messages": spoken("ho", "hello")}, None), ({"messages": []}, "empty"),
+             ({"messages": spoken("hi", "hello")}, "duplicate")],
         ),
         (
             "rl",
             {"prompt": "p", "tests": ["assert f()"]},
-            [({"prompt": "q", "tests": []}, None), ({"tests": []}, "missing")],
+            [({"prompt": "q"}, None), ({"tests": ["assert g()"]}, "missing"),
+             ({"prompt": "q", "tests": []}, "empty")],
         ),
     ],
 )  # fmt: skip
@@ -156,6 +163,21 @@ def test_lengths_are_counted_as_asked(tmp_path: Path) -> None:
     assert sum(n for *_, n in report.histogram) == 3
 
 
+def test_what_is_being_done_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    check(write(tmp_path / "train.jsonl", *GOOD), write(tmp_path / "test.jsonl", GOOD[0]), told=said.append)
+    assert said == [
+        "reading train.jsonl",
+        "checking 7 rows of train.jsonl",
+        "comparing 7 rows of train.jsonl",
+        "reading test.jsonl",
+        "checking 1 rows of test.jsonl",
+        "comparing 1 rows of test.jsonl",
+        "comparing the test rows with the training rows",
+        "measuring lengths",
+    ]
+
+
 def call(*args: str) -> Any:
     return CliRunner().invoke(cli.app, ["data", "check", *args])
 
@@ -175,6 +197,48 @@ def test_the_verb_checks_a_file_or_the_splits_of_a_directory(tmp_path: Path) -> 
     assert tokens["prompt_length"]["unit"] == "tokens"
 
 
+@pytest.mark.parametrize(
+    ("config", "row", "longest", "limit", "said"),
+    [
+        # The calculator shows "(3+4)*5\\n" to a model of single characters: 8 tokens and <bos>.
+        (
+            "env: calculator\ndata: arithmetic\nrewards: {accuracy: {function: calculator_accuracy}}\n"
+            "sampling: {max_new_tokens: 250}",
+            {"prompt": "(3+4)*5\n", "answer": "35"},
+            9,
+            6,
+            "a context of 256 less 250 for a reply",
+        ),
+        (
+            "sft: {data: arithmetic, max_length: 8}",
+            {"prompt": "(3+4)*5\n", "completion": "35"},
+            11,
+            8,
+            "sft.max_length",
+        ),
+        (
+            "prefer: {data: arithmetic, max_length: 10}",
+            {"prompt": "3*5\n", "chosen": "15", "rejected": "150"},
+            8,
+            10,
+            "prefer.max_length",
+        ),
+    ],
+)
+def test_prompts_are_measured_against_the_limits_of_a_config(
+    tmp_path: Path, config: str, row: dict[str, Any], longest: int, limit: int, said: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"model: builtin:calculator\nrenderer: plain\n{config}\n", encoding="utf-8")
+    path = write(tmp_path / "a.jsonl", row)
+    told = json.loads(call(str(path), "--config", str(tmp_path / "c.yaml"), "--json").output)
+    length = told["prompt_length"]
+    assert (length["unit"], length["longest"], length["limit"]) == ("tokens", longest, limit)
+    assert told["counts"] == ({"too_long": 1} if longest > limit else {})
+    shown = " ".join(call(str(path), "--config", str(tmp_path / "c.yaml")).output.split())
+    assert f"longest {longest}, limit {limit} ({said})" in shown
+    assert call(str(path), "--config", str(tmp_path / "c.yaml"), "--model", "builtin:calculator").exit_code == 2
+
+
 def test_mistakes_in_what_is_asked_are_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", *GOOD)
     with pytest.raises(ConfigError, match="did you mean 'sft'"):
@@ -191,3 +255,11 @@ GSM8K = Path(__file__).parents[2] / "shared" / "data" / "gsm8k"
 def test_nothing_is_invented_about_gsm8k() -> None:
     report = check(GSM8K / "test.jsonl")
     assert (sum(report.rows.values()), report.findings) == (1319, ())
+
+
+@pytest.mark.slow  # ten seconds of comparing texts
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="the GSM8K files are not there")
+def test_all_of_gsm8k_has_one_near_duplicate_and_no_error() -> None:
+    report = check(GSM8K / "train.jsonl", GSM8K / "test.jsonl")
+    assert (sum(report.rows.values()), report.errors) == (8792, 0)
+    assert [f.kind for f in report.findings] == ["near_duplicate"]

@@ -125,8 +125,9 @@ def test_a_source_without_end_needs_a_count() -> None:
         make_source("curriculum", source="arithmetic")
     with pytest.raises(ConfigError, match="did you mean 'arithmetic'"):
         make_source("curriculum", source="arithmetics", count=5)
-    with pytest.raises(DataError, match="'steps' holds None"):
-        make_source("curriculum", source="arithmetic", count=5)
+    with pytest.raises(DataError, match="'level' holds None"):
+        make_source("curriculum", source="arithmetic", by="level", count=5)
+    assert make_source("curriculum", source="word_problems", count=5).size == 5, "generated problems say their steps"
 
 
 # Gates ------------------------------------------------------------------------------------------------------

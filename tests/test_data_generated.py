@@ -15,6 +15,7 @@ from palestra.data.noise import Noise, Slips
 from palestra.data.phrasings import TEST, TRAIN
 from palestra.data.source import Cursor, make_source
 from palestra.errors import ConfigError
+from palestra.eval.mistakes import difficulty
 from palestra.reward.validate import validate
 from palestra.types import Message, Task
 
@@ -206,3 +207,10 @@ def test_word_problem_slips_are_choices_too() -> None:
 def test_gold_passes_its_verifier_and_garbage_fails(name: str) -> None:
     tasks, _ = make_source(name, split="test", seed=1).take(Cursor(), 200)
     assert validate(tasks) == []
+
+
+def test_generated_problems_say_how_many_steps_they_take() -> None:
+    assert {arithmetic.problem(i).meta["steps"] for i in range(9)} == {2}
+    tasks = [word_problems.problem(i) for i in range(60)]
+    assert {t.meta["steps"] for t in tasks} == {1, 2, 3}
+    assert all(difficulty(t) == len(t.meta["operations"]) for t in tasks)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from palestra.data import stream as module
+from palestra.data import blocks as module
+from palestra.data.blocks import MappedBlocks, ParquetBlocks
 from palestra.data.source import Cursor, make_source
-from palestra.data.stream import StreamSource
+from palestra.data.stream import StreamSource, block_rows
 from palestra.errors import ConfigError, DataError
 
 
@@ -79,7 +80,7 @@ def test_a_bad_row_an_empty_and_a_missing_file_are_told(tmp_path: Path) -> None:
     path.write_text("\n\n")
     with pytest.raises(DataError, match="empty"):
         StreamSource(path)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="does not exist"):
         StreamSource(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match=r"data.buffer is 0"):
         StreamSource(path, buffer=0)
@@ -87,3 +88,89 @@ def test_a_bad_row_an_empty_and_a_missing_file_are_told(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a"}\n')
     with pytest.raises(DataError, match="become shorter"):
         source.take(Cursor(), 5)
+
+
+# Parquet and the Hub ---------------------------------------------------------------------------------------
+
+
+def parquet(path: Path, rows: range, group: int) -> Path:
+    pyarrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_pylist([{"prompt": f"p{i}", "answer": i, "level": None} for i in rows])
+    writer.write_table(table, path, row_group_size=group)
+    return path
+
+
+@pytest.mark.parametrize(("rows", "buffer", "group"), [(1, 1, 1), (40, 16, 7), (97, 33, 1000), (100, 1000, 10)])
+def test_parquet_streams_as_jsonl_does(tmp_path: Path, rows: int, buffer: int, group: int) -> None:
+    path = parquet(tmp_path / "train.parquet", range(rows), group)
+    whole = StreamSource(path, buffer=buffer).take(Cursor(), 2 * rows)[0]
+    for epoch in range(2):
+        assert Counter(t.answer for t in whole[epoch * rows : (epoch + 1) * rows]) == Counter(range(rows))
+    for at in sorted({0, rows // 3, rows - 1, rows, rows + rows // 2}):
+        _, cursor = StreamSource(path, buffer=buffer).take(Cursor(), at)
+        rest, _ = StreamSource(path, buffer=buffer).take(cursor, 2 * rows - at)
+        assert [t.id for t in rest] == [t.id for t in whole[at:]]
+    plain = StreamSource(path, shuffle_seed=None, buffer=buffer).take(Cursor(), rows)[0]
+    assert [(t.id, t.answer) for t in plain] == [(str(i + 1), i) for i in range(rows)]
+
+
+def test_shards_of_a_split_are_one_data_set(tmp_path: Path) -> None:
+    for shard, rows in enumerate((range(5), range(5, 12), range(12, 13))):
+        parquet(tmp_path / f"train-{shard:05d}-of-00003.parquet", rows, 4)
+    source = make_source("stream", path=str(tmp_path), buffer=4, shuffle=False)
+    assert [t.answer for t in source.take(Cursor(), 13)[0]] == list(range(13))
+    assert source.size == 13
+    with pytest.raises(DataError, match=r"no test.jsonl or test.parquet; there is: train-00000-of-00003.parquet"):
+        make_source("stream", path=str(tmp_path), split="test")
+
+
+def test_a_block_of_parquet_decodes_its_row_group_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = ParquetBlocks([parquet(tmp_path / "a.parquet", range(100), 10)], 4)
+    assert blocks.sizes == [4, 4, 2] * 10
+    asked: list[tuple[int, ...]] = []
+    file = blocks._parquet.ParquetFile
+    real = file.iter_batches
+
+    def watched(self: object, **options: object) -> object:
+        asked.append(tuple(options["row_groups"]))  # type: ignore[arg-type]
+        return real(self, **options)
+
+    monkeypatch.setattr(file, "iter_batches", watched)
+    assert [(n, row["answer"]) for n, row in blocks.read(4)] == [(15, 14), (16, 15), (17, 16), (18, 17)]
+    assert asked == [(1,)]
+
+
+def test_a_data_set_of_the_hub_is_read_where_the_cursor_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class OnDisk:
+        """Rows by number, as a mapped data set gives them."""
+
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, n: int) -> dict[str, object]:
+            seen.append(n)
+            return {"question": f"q{n}", "answer": str(n)}
+
+    monkeypatch.setattr("palestra.data.stream.hub_rows", lambda name, subset, split, hint: OnDisk())
+    source = make_source("stream", hub="someone/data", buffer=32)
+    assert (source.size, seen) == (1000, [])
+    tasks = source.take(Cursor(0, 600), 4)[0]
+    assert len(seen) == 32
+    assert {t.prompt for t in tasks} == {f"q{t.answer}" for t in tasks}
+    again, _ = make_source("stream", hub="someone/data", buffer=32).take(Cursor(0, 602), 2)
+    assert [t.id for t in again] == [t.id for t in tasks[2:]]
+    assert MappedBlocks(OnDisk(), "d", block_rows(32)).sizes == [2] * 500
+
+
+def test_a_stream_is_of_one_thing_and_a_mark_at_its_beginning_is_no_fault(tmp_path: Path) -> None:
+    for given in ({}, {"path": "a", "hub": "b"}):
+        with pytest.raises(ConfigError, match=r"give either data\.path or data\.hub"):
+            make_source("stream", **given)
+    (tmp_path / "train.jsonl").write_text('\ufeff{"prompt": "p"}\n', encoding="utf-8")
+    assert make_source("stream", path=str(tmp_path)).take(Cursor(), 1)[0][0].prompt == "p"
+    (tmp_path / "bad.parquet").write_text("no")
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="not a Parquet file"):
+        make_source("stream", path=str(tmp_path / "bad.parquet"))

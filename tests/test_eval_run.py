@@ -96,6 +96,21 @@ def test_a_model_behind_a_server_is_evaluated_without_a_model_here(tmp_path: Pat
     assert found["endpoint"] == {"url": server.url, "requests": 2, "prompt_tokens": 10, "completion_tokens": 18}
 
 
+def test_without_a_part_for_the_form_the_format_rate_is_the_share_of_answers_that_could_be_read(tmp_path: Path) -> None:
+    def replies(body: dict[str, Any]) -> dict[str, Any]:
+        first = body["messages"][0]["content"].startswith("(")
+        return chat(r"<answer>\boxed{1}</answer>" if first else "I do not know.", tokens=9)
+
+    alone = "rewards={accuracy: {function: calculator_accuracy}}"
+    with JsonServer(replies) as server:
+        given = (f"endpoint={server.url}", "model=m", "eval.size=8", "limits.max_turns=1", alone)
+        found = played(tmp_path / "a", *given)
+    lines = [json.loads(line) for line in (tmp_path / "a" / "examples.jsonl").read_text().splitlines()]
+    assert found["format_rate"] == sum(line["prediction"] is not None for line in lines) / 8
+    assert 0 < found["format_rate"] < 1
+    assert "| format |" in (tmp_path / "a" / "report.md").read_text()
+
+
 def test_a_plan_names_the_player_and_writes_nothing(tmp_path: Path) -> None:
     given = ["endpoint=http://127.0.0.1:9/v1", "model=m", "eval.samples=4", "eval.temperature=1", "eval.baseline=base"]
     plan = describe(load(BASE, [f"out={tmp_path / 'a'}", *given], EvalConfig))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_pipeline import small, weights
 from typer.testing import CliRunner
 
 from palestra import cli
@@ -54,6 +55,7 @@ def step(config: StepConfig, work: Work) -> Outcome:
 
 
 KINDS.register("counted_step")(Kind(StepConfig, step))
+KINDS.register("resumed_step")(Kind(StepConfig, step, resumes=True))
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +99,40 @@ def test_a_pipeline_killed_in_a_stage_goes_on_with_that_stage(tmp_path: Path, ki
     failing.clear()
     assert run(three(tmp_path / "p"))["status"] == "done"
     assert ran == list(again)
+
+
+def test_a_killed_training_is_not_finished_under_another_config(tmp_path: Path) -> None:
+    def with_b(after: str) -> PipelineConfig:
+        return three(tmp_path / "p", b={"kind": "resumed_step", "after": after})
+
+    failing.add("b")
+    with pytest.raises(KeyboardInterrupt):
+        run(with_b("stage:a"))
+    failing.clear()
+    with pytest.raises(RunError, match=r"stage 'b' was begun with another config \(after changed\).*--from b"):
+        run(with_b("stage:a/x"))
+    assert ran == ["a", "b"], "nothing ran under the changed config"
+    assert run(with_b("stage:a"))["status"] == "done"
+    assert not list((tmp_path / "p" / "results").glob("*.begun.json")), "what has ended is no longer begun"
+
+
+def test_a_killed_stage_without_memory_begins_anew_under_another_config(tmp_path: Path) -> None:
+    failing.add("b")
+    with pytest.raises(KeyboardInterrupt):
+        run(three(tmp_path / "p"))
+    failing.clear()
+    (tmp_path / "p" / "b" / "left over").touch()
+    run(three(tmp_path / "p", b={"kind": "counted_step", "after": "stage:a/x"}))
+    assert ran == ["a", "b", "b", "c"]
+    assert not (tmp_path / "p" / "b" / "left over").exists()
+
+
+def test_from_forgets_what_a_killed_stage_was_begun_with(tmp_path: Path) -> None:
+    failing.add("b")
+    with pytest.raises(KeyboardInterrupt):
+        run(three(tmp_path / "p", b={"kind": "resumed_step"}))
+    failing.clear()
+    assert run(three(tmp_path / "p", b={"kind": "resumed_step", "after": "new"}), start="b")["status"] == "done"
 
 
 def test_from_repeats_a_stage_and_all_behind_it(tmp_path: Path) -> None:
@@ -186,6 +222,8 @@ def test_common_keys_reach_the_stages_that_know_them_and_no_other_key_is_accepte
     ("require", "reason"),
     [
         ("accuracy >= 0.31", None),
+        ("accuracy ≥ 0.31", None),
+        ("accuracy ≤ 0.30", "a: accuracy is 0.31, and accuracy ≤ 0.3 is required"),
         ("accuracy >= 0.40", "a: accuracy is 0.31, and accuracy >= 0.4 is required"),
         (["accuracy > 0.3", "runs < 1"], "a: runs is 1, and runs < 1 is required"),
     ],
@@ -227,44 +265,6 @@ def test_the_command_line_ends_with_1_and_the_reason_when_a_gate_says_no(tmp_pat
 # The real stages -------------------------------------------------------------------------------------------
 
 
-def small(out: Path, steps: int = 3) -> PipelineConfig:
-    """Everything from data to export, on the built-in model, with as little of each as there can be."""
-    stages = {
-        "data": {"tasks": "arithmetic", "train": 6, "test": 3, "demonstrations": {"name": "arithmetic", "count": 6}},
-        "check": {"train": "stage:data/train.jsonl", "test": "stage:data/test.jsonl"},
-        "sft": {
-            "model": "builtin:calculator",
-            "sft": {
-                "data": {"name": "jsonl", "path": "stage:data/demonstrations.jsonl"},
-                "steps": steps,
-                "batch_size": 2,
-                "learning_rate": 1e-3,
-            },
-        },
-        "eval_sft": {"kind": "eval", "model": "stage:sft"},
-        "gate": {"of": "eval_sft", "require": "accuracy >= 0"},
-        "rl": {
-            "model": "stage:sft",
-            "algorithm": {"preset": "grpo", "group_size": 2, "kl_coef": 0.0},
-            "train": {"steps": 1, "tasks_per_step": 1, "guard": "off", "dump_every": 0},
-            "eval": {"size": 0},
-        },
-        "eval_rl": {"kind": "eval", "model": "stage:rl"},
-        "compare": {"before": "eval_sft", "after": "eval_rl"},
-        "export": {"model": "stage:rl"},
-    }
-    common = {
-        "renderer": "plain",
-        "env": "calculator",
-        "data": {"name": "jsonl", "path": "stage:data"},
-        "rewards": {"accuracy": {"function": "calculator_accuracy"}},
-        "sampling": {"max_new_tokens": 4},
-        "limits": {"max_turns": 2},
-        "eval": {"size": 2},
-    }
-    return PipelineConfig(out=str(out), common=common, stages=stages)
-
-
 class Cut(Progress):
     """Ctrl-C after a step of SFT."""
 
@@ -273,13 +273,11 @@ class Cut(Progress):
             raise KeyboardInterrupt
 
 
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return dict(load_model(str(path), device="cpu").model.state_dict())
-
-
 def test_the_whole_road_cut_in_training_ends_as_an_uncut_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_pipeline(small(tmp_path / "cut"), progress=Cut(quiet=True))
+    with pytest.raises(RunError, match=r"'sft' was begun with another config \(sft\.steps changed\)"):
+        run(small(tmp_path / "cut", steps=4))
     summary = run(small(tmp_path / "cut"))
     assert list(summary["stages"]) == list(small(tmp_path).stages)
     assert {r["status"] for r in summary["stages"].values()} == {"done"}

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_pipeline import feedback
 
 from palestra.errors import UserError
-from palestra.pipeline import PipelineConfig, run_pipeline
+from palestra.pipeline import run_pipeline
 from palestra.pipeline_feedback import JudgeStage, PairsStage, judge_rollouts, write_pairs
 from palestra.rollout.dump import write_rollouts
 from palestra.run.progress import Progress
@@ -89,30 +90,7 @@ def test_the_road_of_feedback_ends_in_rl_against_the_reward_model(
     module = types.ModuleType("likes_variety")
     vars(module)["liked"] = lambda completions, **_: [float(len({*text})) for text in completions]
     monkeypatch.setitem(sys.modules, "likes_variety", module)
-    model = {"model": "builtin:calculator"}
-    stages = {
-        "sample": {**model, "rewards": {"format": {"function": "calculator_format"}}}
-        | {"sample": {"tasks": 3, "group_size": 4}},
-        "judge": {"rollouts": "stage:sample", "rewards": {"liked": {"function": "likes_variety:liked"}}},
-        "pairs": {"rollouts": "stage:judge"},
-        "reward_model": {**model, "reward_model": {"data": {"name": "table", "path": "stage:pairs"}, "steps": 1}},
-        "rl": {
-            **model,
-            "rewards": {"reward_model": {"path": "stage:reward_model"}},
-            "algorithm": {"preset": "grpo", "group_size": 2, "kl_coef": 0.0},
-            "train": {"steps": 1, "tasks_per_step": 1},
-            "eval": {"size": 0},
-        },
-    }
-    common = {
-        "renderer": "plain",
-        "env": "calculator",
-        "data": "arithmetic",
-        "sampling": {"max_new_tokens": 40, "stop": [*"0123456789abcdefgh"]},  # or most would be cut off
-        "limits": {"max_turns": 1},
-    }
-    config = PipelineConfig(out=str(tmp_path / "p"), common=common, stages=stages)
-    done = run_pipeline(config, progress=QUIET)["stages"]
+    done = run_pipeline(feedback(tmp_path / "p"), progress=QUIET)["stages"]
     assert done["judge"]["summary"]["episodes"] == 12
     assert 1 <= done["pairs"]["summary"]["pairs"] <= 3
     row = json.loads((tmp_path / "p" / "pairs" / "pairs.jsonl").read_text().splitlines()[0])

@@ -4,6 +4,7 @@ parameter turns into."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from palestra.errors import ConfigError, DataError
 from palestra.model.loading import load_model
 from palestra.model.lora import is_adapter
 from palestra.model.tiny import calculator_tokenizer, tiny_llama
-from palestra.rl_training_tool import RLTrainingTool, format_math_dataset
+from palestra.rl_training_tool import RLTrainingTool, format_math_dataset, held_out
 from palestra.rl_training_tool.datasets import Writer, rows_of, split_off
 from palestra.rl_training_tool.parameters import EvaluateParameters, TrainParameters, read
 from palestra.rl_training_tool.rewards import reward_parts
@@ -103,6 +104,7 @@ def test_the_skeleton_trains_by_sft_and_then_by_grpo_from_what_sft_left(tool: RL
     sft = run(tool, skeleton)
     assert (sft["model_path"], sft["num_samples"], sft["steps"]) == ("models/sft_model", 2, 1)
     assert sft["final_loss"] > 0
+    assert (sft["output_dir"], sft["num_epochs"]) == ("models/sft_model", 1)
     assert is_adapter(load_model("models/sft_model").model)
     grpo = run(tool, skeleton | {"algorithm": "grpo", "model_name": "models/sft_model", "max_new_tokens": 4})
     # A batch of 4 completions holds one group of 4: the usual 8 would not fit.
@@ -186,6 +188,31 @@ def test_the_printed_reward_pays_what_its_text_says_and_pairs_with_the_data_set_
     assert rewards["accuracy"]["weight"] == 0.0
 
 
+def test_a_reward_of_the_name_of_the_usual_data_set_goes_with_it_unnamed(tool: RLTrainingTool, model: str) -> None:
+    tool.register_reward_function("gsm8k", custom_reward_function)
+    for named in ({}, {"dataset": "gsm8k"}):
+        result = run(tool, {"action": "train", "algorithm": "grpo", "model_name": model, **SMALL, **SAMPLED, **named})
+        assert read_yaml(Path(result["details"]["run"]) / "config.yaml")["rewards"]["gsm8k"]["weight"] == 1.0
+    own = {"custom_dataset": ROWS, "model_name": model, **SMALL, **SAMPLED}
+    result = run(tool, {"action": "train", "algorithm": "grpo", **own})
+    assert "gsm8k" not in read_yaml(Path(result["details"]["run"]) / "config.yaml")["rewards"]
+
+
+def test_format_is_what_the_algorithm_reads_or_raw(tool: RLTrainingTool, model: str) -> None:
+    given = {"action": "train", "model_name": model, **SMALL}
+    for form in ("sft", "raw"):
+        assert run(tool, given | {"algorithm": "sft", "format": form})["num_samples"] == 2
+    assert run(tool, given | SAMPLED | {"algorithm": "grpo", "format": "rl"})["num_samples"] == 2
+    assert "sft reads format sft (or raw, which is brought into it), not rl" in error(
+        tool, given | {"algorithm": "sft", "format": "rl"}
+    )
+    formed = [{"prompt": "1+1?", "ground_truth": "2"}] * 2
+    assert "format raw needs a question and an answer" in error(
+        tool, given | {"algorithm": "grpo", "format": "raw", "custom_dataset": formed}
+    )
+    assert "format is not read by algorithm dpo" in error(tool, given | {"algorithm": "dpo", "format": "rl"})
+
+
 def test_custom_data_and_a_custom_reward_are_handed_over_as_objects(tool: RLTrainingTool, model: str) -> None:
     table = {"question": ["a?", "b?"], "prompt": ["a?", "b?"], "ground_truth": ["1", "2"], "level": [3, 4]}
     seen: list[dict[str, Any]] = []
@@ -239,7 +266,35 @@ def test_held_out_rows_are_measured_on_the_way(tool: RLTrainingTool, model: str)
     # Five rows to train on in three steps, one to measure on: after step 2 and at the end.
     assert sft["num_samples"] == 5 and [*sft["eval_losses"]] == ["2", "3"]
     assert sft["eval_loss"] == sft["eval_losses"]["3"] > 0
-    assert len([*Path(sft["details"]["run"]).glob("checkpoints/step_*")]) == 2
+    # Measuring keeps no checkpoints: there is the last one, as save_steps is 500.
+    assert [path.name for path in Path(sft["details"]["run"]).glob("checkpoints/step_*")] == ["step_000003"]
+    settings = read_yaml(Path(sft["details"]["run"]) / "config.yaml")
+    assert settings["save_every"] == 500
+
+
+def test_measuring_on_the_way_changes_nothing_of_what_is_learned(tool: RLTrainingTool, model: str) -> None:
+    rows = {"custom_dataset": ROWS, "batch_size": 2, "num_epochs": 2, "save_steps": 3, "model_name": model}
+    given = {"action": "train", "algorithm": "sft", **rows}
+    measured = run(tool, given | {"eval_steps": 1, "output_dir": "models/measured"})
+    plain = run(tool, given | {"custom_dataset": ROWS[:5], "output_dir": "models/plain"})
+    assert [*measured["eval_losses"]] == ["1", "2", "3", "4", "5", "6"]
+    assert measured["final_loss"] == plain["final_loss"]
+    assert {p.name for p in Path(measured["details"]["run"]).glob("checkpoints/step_*")} == {
+        "step_000003",
+        "step_000006",
+    }
+
+
+def test_a_long_measurement_says_how_far_it_is(
+    model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(held_out, "SILENCE_S", -1.0)
+    monkeypatch.setattr(held_out, "AT_ONCE", 1)
+    given = {"custom_dataset": ROWS * 4, "model_name": model, "num_epochs": 1, "batch_size": 11, "eval_steps": 2}
+    assert RLTrainingTool().train(algorithm="sft", **given)["status"] == "success"
+    lines = [line for line in capsys.readouterr().out.splitlines() if "|" in line and "Loss:" not in line]
+    assert lines[:2] == ["Step 2/2 | measured 0 of 2 held-out rows", "Step 2/2 | measured 1 of 2 held-out rows"]
 
 
 def test_training_into_the_models_own_directory_keeps_what_the_adapter_sits_on(
@@ -326,6 +381,13 @@ def test_the_printed_arithmetic_of_the_combined_reward(tool: RLTrainingTool) -> 
         ({"reward_type": "length_penalty", "target_length": 200, "penalty_weight": 0.001}, "#### 72".ljust(500), 0.7),
         ({"reward_type": "step", "step_bonus": 0.1}, "Step 1: a\nStep 2: b\nStep 3: c\n#### 72", 1.3),
         ({"reward_type": "step", "reward_config": {"step_bonus": 0.1}}, "Step 1: a\n#### 71", 0.0),
+        (
+            {"reward_type": "length_penalty", "reward_config": {"max_length": 200, "penalty_weight": 0.001}},
+            "#### 72".ljust(500),
+            0.7,
+        ),
+        ({"reward_type": "format"}, "Step 1: a\nFinal Answer: 71", 1.0),
+        ({"reward_type": "format"}, "it may be 72", 0.0),
     ],
 )
 def test_the_built_in_rewards_pay_as_printed(
@@ -349,6 +411,7 @@ def test_a_reward_is_made_once_and_used_by_its_name(tool: RLTrainingTool) -> Non
         ("combined", {"components": [{"type": "step"}, {"type": "step"}]}, "twice"),
         ("step", {"components": [{"type": "step"}]}, "combined reward"),
         ("combined", {"components": "step"}, "give a list"),
+        ("length_penalty", {"target_length": 9, "max_length": 8}, "target_length and max_length are one option"),
     ],
 )
 def test_a_reward_that_is_none_is_refused(kind: str, options: dict[str, Any], said: str) -> None:
@@ -381,6 +444,14 @@ def test_a_mistake_comes_back_as_one_line(
 ) -> None:
     given = {"model_name": model, **parameters} if parameters.get("action") == "train" else parameters
     assert said in error(tool, given)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
+def test_a_tracker_that_is_not_installed_is_told_by_the_parameter_that_asks_for_it(
+    tool: RLTrainingTool, model: str
+) -> None:
+    said = error(tool, {"action": "train", "model_name": model, "use_wandb": True, **SMALL})
+    assert said == "use_wandb needs the package wandb: pip install wandb, or set use_wandb to false"
 
 
 def test_cf_003_a_group_that_does_not_divide_the_batch_is_told_the_numbers_that_would() -> None:

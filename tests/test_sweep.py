@@ -21,8 +21,9 @@ from palestra import sweep
 from palestra.config import load
 from palestra.errors import ConfigError, RunError
 from palestra.run.progress import Progress
-from palestra.sweep import PruneConfig, SweepConfig, Trial, falls_behind, run_sweep
+from palestra.sweep import SweepConfig, run_sweep
 from palestra.sweep_space import SPACES, Grid, Random, make_sampler
+from palestra.sweep_trials import PruneConfig, Trial, falls_behind
 from palestra.train.config import RLConfig
 
 QUIET = Progress(quiet=True)
@@ -64,9 +65,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use_stand_in(monkeypatch, tmp_path, 0.0)
 
 
-def use_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pause: float) -> None:
+def use_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pause: float, reports: str = "eval/accuracy") -> None:
     script = tmp_path / "trial.py"
-    script.write_text(STAND_IN.replace("SLEEP", str(pause)))
+    script.write_text(STAND_IN.replace("SLEEP", str(pause)).replace("eval/accuracy", reports))
     monkeypatch.setattr(
         sweep, "worker_command", lambda verb, config: [sys.executable, "-S", str(script), verb, str(config)]
     )
@@ -132,6 +133,10 @@ def test_an_axis_that_means_nothing_is_refused(axis: Any, said: str) -> None:
         ({"space": {"train.learning_rate": [1e-4, -1.0]}}, r"train\.learning_rate"),
         ({"prune": {}, "base": BASE | {"eval": {"size": 10}}}, "set eval.every"),
         ({"base": BASE | {"eval": {"size": 0}}}, "set eval.size"),
+        ({"prune": {"metric": "eval/acuracy"}}, "rl logs no such number: .*did you mean 'eval/accuracy'"),
+        ({"prune": {"metric": "eval/margin"}}, "rl logs no such number"),
+        ({"prune": {"metric": "train/entropy"}}, r"prune\.direction: say whether train/entropy"),
+        ({"metric": "steps"}, "direction: say whether steps is to maximize or to minimize"),
     ],
 )
 def test_a_mistake_is_told_before_the_first_trial(more: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -165,6 +170,45 @@ def test_a_trial_that_falls_behind_is_killed_while_it_trains(tmp_path: Path, mon
     assert (good["status"], bad["status"]) == ("done", "pruned")
     assert len(good["reports"]) == 4 and 1 <= len(bad["reports"]) < 4
     assert not (tmp_path / "s" / "trials" / "001" / "run" / "summary.json").exists()
+    # What it had reached is told apart from what trials that came to their end have reached.
+    assert bad["value"] is None and bad["error"].startswith("eval/accuracy 0.0")
+    step, reached = bad["reports"][-1]
+    assert bad["error"] == f"eval/accuracy {reached:.4g} at step {step}"
+
+
+def test_pruning_goes_by_the_way_of_its_own_number_and_not_of_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accuracy that counts at the end is to be large; the loss that is pruned by is to be small."""
+    use_stand_in(monkeypatch, tmp_path, 0.15, reports="train/loss")
+    rates = {"train.learning_rate": [1e-3, 1e-6]}  # the better rate has the larger "loss" here
+    prune = {"trials": 1, "metric": "train/loss"}
+    good, bad = run_sweep(config(tmp_path / "s", method="grid", space=rates, prune=prune), progress=QUIET)["trials"]
+    assert (good["status"], bad["status"]) == ("done", "done"), "0.06 is a smaller loss than 0.25"
+    prune["direction"] = "maximize"
+    _, bad = run_sweep(config(tmp_path / "t", method="grid", space=rates, prune=prune), progress=QUIET)["trials"]
+    assert bad["status"] == "pruned"
+
+
+@pytest.mark.parametrize(
+    ("verb", "rule", "name", "larger"),
+    [
+        ("rl", {}, "eval/accuracy", True),
+        ("sft", {}, "sft/loss", False),
+        ("prefer", {"metric": "eval/loss"}, "eval/loss", False),
+        ("rl", {"metric": "eval/reward/format"}, "eval/reward/format", True),
+        ("rl", {"metric": "train/kl", "direction": "minimize"}, "train/kl", False),
+    ],
+)
+def test_what_a_verb_prunes_by_and_which_way(verb: str, rule: Any, name: str, larger: bool) -> None:
+    pruning = PruneConfig(**rule)
+    pruning.check(verb)
+    assert (pruning.name(verb), pruning.larger(verb)) == (name, larger)
+
+
+@pytest.mark.parametrize(("metric", "larger"), [("loss_after", False), ("margin_after", True), ("seconds", False)])
+def test_which_way_of_a_result_is_better_is_said_by_its_name(tmp_path: Path, metric: str, larger: bool) -> None:
+    assert config(tmp_path, metric=metric).target == (metric, larger)
 
 
 # Sweeps ----------------------------------------------------------------------------------------------------
@@ -220,6 +264,17 @@ def test_a_failed_trial_is_told_and_the_others_count(tmp_path: Path) -> None:
     alone = config(tmp_path / "t", method="grid", space={"lora.r": [64], "train.learning_rate": [1e-4]})
     with pytest.raises(RunError, match="no trial came to its end; the first: error: out of memory"):
         run_sweep(alone, progress=QUIET)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_result_that_no_trial_has_names_the_nearest(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path / "s", method="grid", space=RATES, trials=1, metric="acuracy_after", direction="maximize"
+    )
+    with pytest.raises(
+        ConfigError, match=r"metric: unknown number in a trial's summary .*did you mean 'accuracy_after'"
+    ):
+        run_sweep(settings, progress=QUIET)
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -4,6 +4,7 @@
     OUT/
       pipeline.yaml        the config in force
       results/NAME.json    one per stage that ended: status, output, seconds, config, summary
+      results/NAME.begun.json   the config of a stage that has begun and not ended
       NAME/                what the stage wrote: a run directory, data files, a model
       summary.json         every stage in one place, written when the pipeline ends or stops
 
@@ -193,18 +194,29 @@ class Book:
     def file(self, name: str) -> Path:
         return self.out / "results" / f"{name}.json"
 
+    def begun(self, name: str) -> Path:
+        return self.out / "results" / f"{name}.begun.json"
+
     def done(self, stage: Stage) -> bool:
         """Whether a stage need not be run. A result of another config is refused: it would be passed off as this."""
         result = self.results.get(stage.name)
         if result is None or result["status"] != "done":
             return False
-        if (given := _plain(stage.given)) != result["config"]:
-            changed = [k for k in {**given, **result["config"]} if given.get(k) != result["config"].get(k)]
-            raise RunError(
-                f"stage {stage.name!r} was done with another config ({', '.join(changed)} changed): repeat it and what "
-                f"follows with --from {stage.name}, or choose another --out"
-            )
+        _refuse_change(stage, result["config"], "done")
         return result["output"] is None or Path(result["output"]).exists()
+
+    def begin(self, stage: Stage) -> None:
+        """Write down what a stage is begun with. What one killed under another config has left is refused where the
+        kind would go on with it: half a training by one config and half by another is a training by neither. The
+        other kinds begin anew."""
+        work, begun = self.out / stage.name, self.begun(stage.name)
+        given = _plain(stage.given)
+        if begun.is_file() and work.exists() and (held := _read(begun)["config"]) != given:
+            if stage.kind.resumes:
+                _refuse_change(stage, held, "begun")
+            with writing(self.out):
+                shutil.rmtree(work)
+        write_json(begun, {"format": FORMAT, "stage": stage.name, "config": given})
 
     def outputs(self) -> dict[str, str]:
         return {name: str(r["output"]) for name, r in self.results.items() if r["output"] is not None}
@@ -222,6 +234,8 @@ class Book:
             "summary": _plain(outcome.summary),
         }
         write_json(self.file(stage.name), self.results[stage.name])
+        with writing(self.out):
+            self.begun(stage.name).unlink(missing_ok=True)
 
     def forget(self, stages: Sequence[Stage]) -> None:
         """Remove what stages wrote, the last first; killed in between, those before are still whole."""
@@ -231,7 +245,8 @@ class Book:
                 if work.exists():
                     shutil.rmtree(dropped, ignore_errors=True)
                     work.rename(dropped)
-                self.file(stage.name).unlink(missing_ok=True)
+                for file in (self.file(stage.name), self.begun(stage.name)):
+                    file.unlink(missing_ok=True)
                 shutil.rmtree(dropped, ignore_errors=True)
             self.results.pop(stage.name, None)
 
@@ -240,6 +255,30 @@ def _read(file: Path) -> dict[str, Any]:
     found = read_json(file, "remove it to repeat the stage")
     if found.get("format") != FORMAT:
         raise RunError(f"{file}: not a stage's result of format {FORMAT}; remove it to repeat the stage")
+    return found
+
+
+def _refuse_change(stage: Stage, held: Mapping[str, Any], how: str) -> None:
+    if changed := _differing(held, _plain(stage.given)):
+        raise RunError(
+            f"stage {stage.name!r} was {how} with another config ({', '.join(changed)} changed): repeat it and what "
+            f"follows with --from {stage.name}, or choose another --out"
+        )
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The dotted keys whose values are not the same.
+
+    >>> _differing({"sft": {"steps": 3, "data": "arithmetic"}}, {"sft": {"steps": 4, "data": "arithmetic"}, "seed": 1})
+    ['sft.steps', 'seed']
+    """
+    found: list[str] = []
+    for key in {**a, **b}:
+        one, other = a.get(key), b.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += _differing(one, other, f"{prefix}{key}.")
+        elif key not in a or key not in b or one != other:
+            found.append(f"{prefix}{key}")
     return found
 
 
@@ -274,7 +313,9 @@ def run_pipeline(config: PipelineConfig, *, progress: Progress, start: str | Non
             continue
         progress.note(told)
         began = time.perf_counter()
-        outcome = stage.kind.run(stage.config(book.outputs(), book.out / stage.name), _work(stage, book, progress))
+        settings = stage.config(book.outputs(), book.out / stage.name)
+        book.begin(stage)
+        outcome = stage.kind.run(settings, _work(stage, book, progress))
         book.keep(stage, outcome, time.perf_counter() - began)
         if outcome.stopped is not None:
             stopped = f"stopped at stage {stage.name!r}: {outcome.stopped}"

@@ -19,8 +19,9 @@ import pydantic
 from pydantic import Field
 
 from palestra.config import Config
-from palestra.data.check import ERRORS, check_files
+from palestra.data.check import check_files
 from palestra.data.dialogues import make_dialogues
+from palestra.data.faults import ERRORS
 from palestra.data.source import Cursor, make_source
 from palestra.errors import ConfigError, RunError, unknown
 from palestra.eval.compare import compare_runs
@@ -44,11 +45,13 @@ from palestra.types import Task
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
+    "≥": operator.ge,
+    "≤": operator.le,
     ">": operator.gt,
     "<": operator.lt,
     "==": operator.eq,
 }
-_CONDITION = re.compile(r"\s*([\w./-]+)\s*(>=|<=|==|>|<)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*")
+_CONDITION = re.compile(r"\s*([\w./-]+)\s*(>=|<=|==|≥|≤|>|<)\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,13 @@ class Work:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of stage. output: whether later stages may refer to it as ``stage:NAME``. stages: keys of its config
-    that name earlier stages."""
+    that name earlier stages. resumes: goes on with what a killed try has left."""
 
     config: type[Config]
     run: Callable[[Any, Work], Outcome]
     output: bool = True
     stages: tuple[str, ...] = ()
+    resumes: bool = False
 
 
 # Data ------------------------------------------------------------------------------------------------------
@@ -174,10 +178,11 @@ def check_data(config: CheckStage, work: Work) -> Outcome:
         mode = config.mode or str(task.meta.get("mode") or ("math" if "\\" in str(task.answer) else "numeric"))
         return validate([task], mode)
 
-    work.progress.phase("checking data", total=1)
-    report = check_files(
-        config.train, config.test, form=config.form, verify=verify, limit=config.limit, near=config.near
-    )
+    def told(what: str) -> None:
+        work.progress.phase(what, total=1)
+
+    how: Any = {"form": config.form, "limit": config.limit, "near": config.near}
+    report = check_files(config.train, config.test, verify=verify, told=told, **how)
     stopping = [f for f in report.findings if f.error and f.kind not in config.allow]
     work.progress.update(1, {})
     first = f"{', '.join(stopping[0].rows)}: {stopping[0].message}" if stopping else None
@@ -281,8 +286,9 @@ def compare(config: CompareStage, work: Work) -> Outcome:
 def finished(path: Path) -> dict[str, Any] | None:
     """The summary of a run that came to its end."""
     file = path / "summary.json"
-    summary: dict[str, Any] | None = read_json(file, "remove it to go on with the run") if file.is_file() else None
-    return summary
+    if not file.is_file():
+        return None
+    return {key: value for key, value in read_json(file, "remove it to go on with the run").items() if key != "format"}
 
 
 def _training(loop: Callable[..., dict[str, Any]]) -> Callable[[Any, Work], Outcome]:
@@ -340,15 +346,15 @@ KINDS: Registry[Kind] = Registry("kind of stage")
 for _name, _kind in {
     "data": Kind(DataStage, make_data),
     "check": Kind(CheckStage, check_data, output=False),
-    "sft": Kind(SFTConfig, _training(train_sft)),
-    "prefer": Kind(PreferConfig, _training(train_prefer)),
-    "reward_model": Kind(RewardModelConfig, _training(train_reward_model)),
-    "rl": Kind(RLConfig, _training(train_rl)),
+    "sft": Kind(SFTConfig, _training(train_sft), resumes=True),
+    "prefer": Kind(PreferConfig, _training(train_prefer), resumes=True),
+    "reward_model": Kind(RewardModelConfig, _training(train_reward_model), resumes=True),
+    "rl": Kind(RLConfig, _training(train_rl), resumes=True),
     "eval": Kind(EvalConfig, _evaluate),
     "gate": Kind(GateStage, pass_gate, output=False, stages=("of",)),
     "compare": Kind(CompareStage, compare, output=False, stages=("before", "after")),
-    "sample": Kind(SampleConfig, _sample),
-    "judge": Kind(JudgeStage, _judge),
+    "sample": Kind(SampleConfig, _sample, resumes=True),
+    "judge": Kind(JudgeStage, _judge, resumes=True),
     "pairs": Kind(PairsStage, _pairs),
     "export": Kind(ExportStage, _export),
 }.items():

@@ -16,56 +16,46 @@ from __future__ import annotations
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 from pydantic import Field
 
 from palestra import config as configuration
 from palestra.config import Config
-from palestra.errors import ConfigError, RunError
+from palestra.errors import ConfigError, RunError, unknown
 from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.progress import Progress
 from palestra.run.trackers import read_metrics
 from palestra.sweep_report import write_sweep_report
 from palestra.sweep_space import SPACES, TRIALS, Axis, Method, Sampler, make_sampler
+from palestra.sweep_trials import PHASES, Direction, PruneConfig, Trial, Verb, direction_of, falls_behind
 from palestra.train.config import RLConfig, SFTConfig
 from palestra.train.preference_config import PreferConfig, RewardModelConfig
 
 FORMAT = 1
 POLL_S = 0.5
-Verb = Literal["rl", "sft", "prefer", "reward-model"]
-VERBS: dict[str, tuple[type[Config], str, Literal["maximize", "minimize"]]] = {
-    "rl": (RLConfig, "accuracy_after", "maximize"),
-    "sft": (SFTConfig, "final_loss", "minimize"),
-    "prefer": (PreferConfig, "accuracy_after", "maximize"),
-    "reward-model": (RewardModelConfig, "accuracy_after", "maximize"),
+VERBS: dict[str, tuple[type[Config], str]] = {
+    "rl": (RLConfig, "accuracy_after"),
+    "sft": (SFTConfig, "final_loss"),
+    "prefer": (PreferConfig, "accuracy_after"),
+    "reward-model": (RewardModelConfig, "accuracy_after"),
 }
-"""Verb → its config, the number of its summary that is searched for, and which way."""
-
-
-class PruneConfig(Config):
-    """Ends trials that do worse than the median of the others at the same step. metric: the held-out number, as in
-    metrics.jsonl. trials: so many must have ended first. steps: none ends earlier."""
-
-    metric: str = "eval/accuracy"
-    trials: int = Field(default=4, ge=1)
-    steps: int = Field(default=1, ge=0)
+"""Verb → its config, and the number of its summary that is searched for."""
 
 
 class SweepConfig(Config):
     """``palestra sweep``. base: the config that is varied, a file or written here. verb: what runs it. method: grid,
     random or tpe (Optuna). trials: how many (none = the whole grid, 10 random ones, 20 by TPE). workers: trials at
     once. space: key of the base → a list of values, or ``{low, high, log, integer}`` (none = the method's usual one:
-    learning rate, rank, KL, batch). metric, direction: the number of a trial's summary, and which way is better (none =
-    the verb's own: held-out accuracy, or the final loss of SFT). prune: end bad trials early.
+    learning rate, rank, KL, batch). metric: the number of a trial's summary (none = held-out accuracy, or the final
+    loss of SFT). direction: which way of it is better (none = as its name says). prune: end bad trials early.
     """
 
     seed: int = 0
@@ -77,7 +67,7 @@ class SweepConfig(Config):
     workers: int = Field(default=1, ge=1)
     space: dict[str, Axis] | None = None
     metric: str | None = None
-    direction: Literal["maximize", "minimize"] | None = None
+    direction: Direction | None = None
     prune: PruneConfig | None = None
 
     @pydantic.model_validator(mode="after")
@@ -95,8 +85,11 @@ class SweepConfig(Config):
     @property
     def target(self) -> tuple[str, bool]:
         """The number that counts, and whether more of it is better."""
-        _, metric, direction = VERBS[self.verb]
-        return self.metric or metric, (self.direction or direction) == "maximize"
+        metric = self.metric or VERBS[self.verb][1]
+        direction = self.direction or direction_of(metric)
+        if direction is None:
+            raise ConfigError(f"direction: say whether {metric} is to maximize or to minimize")
+        return metric, direction == "maximize"
 
     @property
     def count(self) -> int:
@@ -119,49 +112,26 @@ def check(config: SweepConfig) -> None:
         for value in axis.ends:
             config.trial_config({key: value}, Path(config.out))
     base = config.trial_config({}, Path(config.out))
-    if config.prune is not None and config.verb == "rl" and not base.eval.every:
-        raise ConfigError("prune reads held-out numbers while a trial trains: set eval.every in the base")
+    _ = config.target
+    if config.prune is not None:
+        config.prune.check(config.verb)
+        if unset := _unmeasured(config, base):
+            raise ConfigError(f"prune reads held-out numbers while a trial trains: set {unset} in the base")
     if config.verb == "rl" and config.metric is None and not base.eval.size:
         raise ConfigError("trials are compared by held-out accuracy after training: set eval.size in the base")
 
 
+def _unmeasured(config: SweepConfig, base: Any) -> str | None:
+    """The key that has the trials measure what they are pruned by, where it is not set."""
+    if config.prune is None or not config.prune.name(config.verb).startswith("eval/"):
+        return None
+    if config.verb == "rl":
+        return None if base.eval.every else "eval.every"
+    settings = config.verb.replace("-", "_")
+    return None if getattr(base, settings).eval_every else f"{settings}.eval_every"
+
+
 # Trials ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Trial:
-    """One set of values and what came of it. reports: (step, held-out number) while it trained."""
-
-    number: int
-    params: dict[str, Any]
-    status: Literal["running", "done", "pruned", "failed"] = "running"
-    value: float | None = None
-    reports: list[tuple[int, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    error: str | None = None
-
-    def at(self, step: int) -> float | None:
-        """The last number reported up to a step."""
-        return next((value for s, value in reversed(self.reports) if s <= step), None)
-
-
-def falls_behind(trial: Trial, others: Sequence[Trial], rule: PruneConfig, *, larger: bool) -> bool:
-    """The median rule (Golovin et al. 2017, Vizier, section 3.2): worse at its last step than the median of what
-    the trials that ended had reported by then.
-
-    >>> ended = [Trial(n, {}, "done", reports=[(10, 0.1 * n)]) for n in (3, 4, 5)]
-    >>> rule = PruneConfig(trials=3)
-    >>> [falls_behind(Trial(9, {}, reports=[(10, v)]), ended, rule, larger=True) for v in (0.35, 0.45)]
-    [True, False]
-    """
-    if not trial.reports or trial.reports[-1][0] < rule.steps:
-        return False
-    step, value = trial.reports[-1]
-    seen = [v for other in others if other.status == "done" and (v := other.at(step)) is not None]
-    if len(seen) < rule.trials:
-        return False
-    middle = statistics.median(seen)
-    return value < middle if larger else value > middle
 
 
 class Sweep:
@@ -239,10 +209,7 @@ class Sweep:
             code = job.poll()
             trial.seconds = time.monotonic() - began
             fresh = self._hear(trial)
-            rule = self.config.prune
-            if code is None and not (
-                fresh and rule is not None and falls_behind(trial, self.trials, rule, larger=self.larger)
-            ):
+            if code is None and not (fresh and self._hopeless(trial)):
                 continue
             if code is None:
                 job.kill()
@@ -252,13 +219,17 @@ class Sweep:
             over.append(trial)
         return over
 
+    def _hopeless(self, trial: Trial) -> bool:
+        rule = self.config.prune
+        return rule is not None and falls_behind(trial, self.trials, rule, larger=rule.larger(self.config.verb))
+
     def _hear(self, trial: Trial) -> bool:
         """Take up what a trial has reported since the last look."""
         file = self.folder(trial.number) / "run" / "metrics.jsonl"
         if self.config.prune is None or not file.is_file():
             return False
-        name = self.config.prune.metric
-        rows = {row["step"]: float(row[name]) for row in read_metrics(file) if name in row}
+        name, phase = self.config.prune.name(self.config.verb), PHASES[self.config.verb]
+        rows = {r["step"]: float(r[name]) for r in read_metrics(file) if name in r and r["phase"] == phase}
         new = [(step, value) for step, value in rows.items() if step > (trial.reports or [(-1, 0.0)])[-1][0]]
         for step, value in new:
             trial.reports.append((step, value))
@@ -267,13 +238,15 @@ class Sweep:
 
     def _end(self, trial: Trial, code: int | None) -> None:
         summary = self.folder(trial.number) / "run" / "summary.json"
-        if code is None:
-            trial.status, trial.value = "pruned", trial.reports[-1][1]
+        if code is None and self.config.prune is not None:
+            step, seen = trial.reports[-1]
+            trial.status = "pruned"
+            trial.error = f"{self.config.prune.name(self.config.verb)} {seen:.4g} at step {step}"
         elif code == 0 and summary.is_file():
             found = read_json(summary, "remove its directory to try it again")
             if self.metric not in found:
-                known = ", ".join(sorted(k for k, v in found.items() if isinstance(v, int | float)))
-                raise ConfigError(f"metric {self.metric!r} is no number of a trial's summary; there are: {known}")
+                known = [k for k, v in found.items() if isinstance(v, int | float) and k not in ("format", "seed")]
+                raise ConfigError("metric: " + unknown("number in a trial's summary", self.metric, known))
             trial.value = found[self.metric]
             trial.status = "failed" if trial.value is None else "done"
             trial.error = f"{self.metric} was not measured" if trial.value is None else None
@@ -337,7 +310,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress) -> dict[str, Any]:
         sweep.fill()
         while sweep.ended < config.count:
             for trial in sweep.poll():
-                value = "nothing" if trial.value is None else f"{sweep.metric} {trial.value:.4g}"
+                value = trial.error if trial.value is None else f"{sweep.metric} {trial.value:.4g}"
                 progress.note(f"trial {trial.number} {trial.status}: {value}{_told(trial)}")
                 progress.update(sweep.ended, {sweep.metric: trial.value})
                 sweep.fill()
@@ -369,7 +342,7 @@ def _told(trial: Trial) -> str:
     values = ", ".join(
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in trial.params.items()
     )
-    return f" ({trial.error})" if trial.error else f" ({values})"
+    return f" ({values})"
 
 
 def describe(config: SweepConfig) -> str:

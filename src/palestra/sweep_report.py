@@ -16,7 +16,6 @@ from palestra.run.files import write_text
 from palestra.run.report_page import STYLE
 
 WIDTH, HEIGHT = 420, 240
-COLOURS = {"done": 0, "pruned": 1, "failed": 4}
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -90,13 +89,12 @@ def _text(value: Any) -> str:
 
 
 def _course(trials: Sequence[Mapping[str, Any]], larger: bool) -> Markup:
-    """The result of each trial, and the best so far among those that came to their end."""
+    """The result of each trial that came to its end, and the best so far."""
     points = [(float(t["number"]), float(t["value"])) for t in trials]
     best: list[tuple[float, float]] = []
     for trial in trials:
-        if trial["status"] == "done":
-            before = [best[-1][1]] if best else []
-            best.append((float(trial["number"]), (max if larger else min)([*before, float(trial["value"])])))
+        before = [best[-1][1]] if best else []
+        best.append((float(trial["number"]), (max if larger else min)([*before, float(trial["value"])])))
     return line_chart({"best so far": best, "trial": points}, title="results", height=240, dots=("trial",))
 
 
@@ -125,10 +123,10 @@ def scatter(trials: Sequence[Mapping[str, Any]], name: str, best: int) -> Markup
         )
     for trial, x, y in zip(trials, xs, ys, strict=True):
         radius = 6.5 if trial["number"] == best else 4
-        told = f"trial {trial['number']} ({trial['status']}): {_text(trial['params'][name])} → {_text(trial['value'])}"
+        told = f"trial {trial['number']}: {_text(trial['params'][name])} → {_text(trial['value'])}"
         parts.append(
-            f'<circle class="dot c{COLOURS[trial["status"]]}" cx="{frame.px(x):.1f}" cy="{frame.py(y):.1f}" '
-            f'r="{radius}"><title>{escape(told)}</title></circle>'
+            f'<circle class="dot c0" cx="{frame.px(x):.1f}" cy="{frame.py(y):.1f}" r="{radius}">'
+            f"<title>{escape(told)}</title></circle>"
         )
     return Markup("\n".join([*parts, "</svg>"]))  # every text in it went through escape
 

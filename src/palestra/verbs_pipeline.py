@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The config file.")]
@@ -118,8 +119,7 @@ def _trials(summary: Mapping[str, Any]) -> Table:
     table = Table("trial", *names, summary["metric"], "", box=SIMPLE_HEAD)
     for trial in summary["trials"]:
         value = "" if trial["value"] is None else f"{trial['value']:.4g}"
-        best = " (best)" if trial["number"] == summary["best"] else ""
-        table.add_row(
-            str(trial["number"]), *(f"{trial['params'][n]}" for n in names), value, f"{trial['status']}{best}"
-        )
+        why = " (best)" if trial["number"] == summary["best"] else f": {trial['error']}" if trial["error"] else ""
+        values = (f"{trial['params'][n]}" for n in names)
+        table.add_row(str(trial["number"]), *values, value, escape(f"{trial['status']}{why}"))
     return table

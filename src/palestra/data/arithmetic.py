@@ -39,7 +39,7 @@ def problem(index: int, seed: int = 0, split: str = "train", max_operand: int = 
     """The problem at ``index``; the same arguments always give the same one.
 
     ``meta``: ``expr``; ``shape`` (bracket side and first operation, as in ``left-add``); ``operations`` (the two
-    in the order they must be done); ``operands`` (as written).
+    in the order they must be done); ``operands`` (as written); ``steps``, which are 2.
 
     >>> task = problem(0, seed=1)
     >>> task.prompt, task.answer, task.meta["shape"]
@@ -58,7 +58,7 @@ def problem(index: int, seed: int = 0, split: str = "train", max_operand: int = 
             answer = apply(last, a, apply(first, b, c))
         if is_test(expr) == (split == "test"):
             break
-    meta = {"expr": expr, "shape": f"{side}-{first}", "operations": (first, last), "operands": (a, b, c)}
+    meta = {"expr": expr, "shape": f"{side}-{first}", "operations": (first, last), "operands": (a, b, c), "steps": 2}
     return Task(f"arithmetic/{split}/{seed}/{index}", f"{expr}\n", answer, meta)
 
 

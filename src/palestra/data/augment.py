@@ -34,6 +34,13 @@ Ryan Scott Simon Steve Ted Tim Toby Todd Tom Tommy Tony Victor
 """
 NAMES = (tuple(_SHE.split()), tuple(_HE.split()))
 """A name is exchanged for one of its own list, so that pronouns still fit."""
+_ANY = "|".join(name for line in NAMES for name in line)
+NO_PERSON = re.compile(
+    rf"\b(?:San|Santa|St\.?|Saint|Lake|Port|Fort|Mount|Mt\.?|Cape|Big|King|Queen|Prince|Princess|Papa|Monterey|Trader)"
+    rf"[ -](?:{_ANY})\b"
+    rf"|\b(?:{_ANY})(?:['’]s)? (?!Mr|Mrs|Ms|Dr)(?:[A-Z]\w+)"  # a surname, a shop, a place: the two belong together
+    rf"|\b(?:{_ANY})-|\w-(?:{_ANY})\b|\b(?:Wendy|Joe|Barbara)['’]s (?:on|at|for|in|to)\b"
+)
 WORDINGS = (
     "Solve this problem: {}",
     "Here is a question for you. {}",
@@ -54,12 +61,15 @@ ASKS = ("How", "What", "Which", "When", "Who", "Find", "Calculate")
 
 
 def rename(question: str, solution: str, rng: random.Random) -> Problem | None:
-    """Every name that is known here becomes another one, in question and solution alike.
+    """Every name that is known here becomes another one, in question and solution alike; None where one may be no
+    person's: San Jose, Wendy's, a jack-o'-lantern.
 
     >>> rename("Karen has 3 pens, 2 of them Tom's.", "Karen keeps 3-2=1.", random.Random(0))
     ("Sofia has 3 pens, 2 of them Michael's.", 'Sofia keeps 3-2=1.')
     """
     text = f"{question}\n{solution}"
+    if NO_PERSON.search(text):
+        return None
     present = set(re.findall(r"\b[A-Z][a-z]+\b", text))
     new: dict[str, str] = {}
     for line in NAMES:

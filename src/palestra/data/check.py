@@ -1,35 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a data file, before a model learns it: every fault with its line, none invented.
 
-Errors would stop a run or teach something false: rows that cannot be read, missing fields, empty values, ids used
-twice, one question with two answers, test questions in the training file, gold answers that fail their own verifier.
-Warnings are for a person to judge: duplicates, near duplicates, prompts over the limit.
+Errors would stop a run or teach something false: rows that cannot be read, missing fields, empty values, messages in
+the wrong shape, dialogues without a reply, ids used twice, one question with two answers, test questions in the
+training file, gold answers that fail their own verifier, calculations that are wrong. Warnings are for a person to
+judge: duplicates, near duplicates, pairs preferred both ways, garbled text, prompts over the limit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from palestra.data.duplicates import near_pairs, plain_words
+from palestra.data.faults import ERRORS, FORMS, MARKER, WARNINGS, Finding, Item, form_of, read_item, wrong_steps
 from palestra.data.rows import ID, Row, parse_line
-from palestra.data.tables import ANSWERS, QUESTIONS, final_answer, read_table
+from palestra.data.tables import read_table
 from palestra.errors import ConfigError, DataError, unknown
 from palestra.types import Task
 
-ERRORS = ("unreadable", "missing", "empty", "no_preference", "duplicate_id", "contradiction", "bad_gold", "overlap")
-WARNINGS = ("duplicate", "near_duplicate", "near_overlap", "too_long")
-FORMS = ("rl", "sft", "dialogue", "preference")
-NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "rl": (QUESTIONS, ANSWERS),
-    "sft": (QUESTIONS, ("completion",)),
-    "dialogue": (("messages",),),
-    "preference": (QUESTIONS, ("chosen",), ("rejected",)),
-}
-"""By form: the fields that a row needs, each under one of several names."""
 BINS = 12
 
 Verify = Callable[[Task], Sequence[str]]
@@ -37,21 +29,9 @@ Verify = Callable[[Task], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault: its kind, the rows it is about (``train.jsonl:12``), and what is wrong in words."""
-
-    kind: str
-    rows: tuple[str, ...]
-    message: str
-
-    @property
-    def error(self) -> bool:
-        return self.kind in ERRORS
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found. rows: by file. lengths: of prompts, in ``unit``; histogram: (from, to, rows)."""
+    """What a check found. rows: by file. longest, histogram (from, to, rows): of prompts in ``unit``, with replies
+    where ``whole``. limited_by: where the limit comes from."""
 
     rows: Mapping[str, int]
     forms: Mapping[str, str]
@@ -60,6 +40,8 @@ class Report:
     longest: int
     histogram: tuple[tuple[int, int, int], ...]
     limit: int | None
+    limited_by: str | None = None
+    whole: bool = False
 
     @property
     def errors(self) -> int:
@@ -69,6 +51,7 @@ class Report:
         """Plain data for JSON."""
         counts = Counter(f.kind for f in self.findings)
         length = {"unit": self.unit, "longest": self.longest, "limit": self.limit, "histogram": self.histogram}
+        length |= {"limited_by": self.limited_by, "whole": self.whole}
         return {
             "rows": dict(self.rows),
             "forms": dict(self.forms),
@@ -77,17 +60,6 @@ class Report:
             "findings": [{**asdict(f), "error": f.error} for f in self.findings],
             "prompt_length": length,
         }
-
-
-@dataclass(slots=True)
-class _Item:
-    """A row that can be compared: its parts as text."""
-
-    where: str
-    prompt: str
-    rest: tuple[str, ...]
-    answer: str | None = None
-    words: tuple[str, ...] = field(default=())
 
 
 def check_files(
@@ -99,13 +71,17 @@ def check_files(
     length: Callable[[str], int] = len,
     unit: str = "characters",
     limit: int | None = None,
+    limited_by: str | None = None,
+    whole: bool = False,
     near: bool = True,
+    told: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Check one file, or two that should share no question.
 
     form: rl (question and answer), sft (prompt and completion), dialogue (messages) or preference (prompt, chosen,
     rejected); None takes what most rows look like. verify: judges gold answers of rl rows. length, unit, limit: of
-    prompts. near: look for near duplicates too.
+    prompts; whole: with their longest reply. near: look for near duplicates too. told: hears what is
+    being done.
     """
     if form is not None and form not in FORMS:
         raise ConfigError(unknown("form of rows", form, FORMS))
@@ -113,20 +89,32 @@ def check_files(
     rows, forms, items = {}, {}, []
     for path in [train] if test is None else [train, test]:
         name = str(path)
+        told(f"reading {Path(path).name}")
         read = list(_read(Path(path), findings))
         rows[name] = len(read)
-        forms[name] = form or _form_of([row for _, row in read])
+        if not read and not any(f.rows[0].startswith(f"{name}:") for f in findings):
+            findings.append(Finding("empty", (name,), "no row in the file"))
+        forms[name] = form or form_of([row for _, row in read])
+        told(f"checking {len(read):,} rows of {Path(path).name}")
         items.append(_checked(read, forms[name], verify, findings))
+        told(f"comparing {len(read):,} rows of {Path(path).name}")
         findings += _repeated(items[-1], forms[name], near)
     if test is not None:
+        told("comparing the test rows with the training rows")
         findings += _overlaps(*items, near=near)
-    lengths = [length(item.prompt) for one in items for item in one]
+    told("measuring lengths")
+    lengths = [length(_measured(item, whole)) for one in items for item in one]
     if limit is not None:
+        kind = "prompt and reply" if whole else "prompt"
         placed = zip((item for one in items for item in one), lengths, strict=True)
-        findings += [Finding("too_long", (i.where,), f"a prompt of {n} {unit}") for i, n in placed if n > limit]
+        findings += [Finding("too_long", (i.where,), f"a {kind} of {n} {unit}") for i, n in placed if n > limit]
     order = {kind: at for at, kind in enumerate((*ERRORS, *WARNINGS))}
     found = tuple(sorted(findings, key=lambda f: order[f.kind]))
-    return Report(rows, forms, found, unit, max(lengths, default=0), _histogram(lengths), limit)
+    return Report(rows, forms, found, unit, max(lengths, default=0), _histogram(lengths), limit, limited_by, whole)
+
+
+def _measured(item: Item, whole: bool) -> str:
+    return item.prompt + max(item.rest, key=len, default="") if whole else item.prompt
 
 
 def _read(path: Path, findings: list[Finding]) -> Iterator[tuple[str, Row]]:
@@ -141,7 +129,7 @@ def _read(path: Path, findings: list[Finding]) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(lines, 1):
         where = f"{path}:{number}"
         try:
-            text = line.decode("utf-8")
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors begin a file with a mark
             if text.strip():
                 yield where, parse_line(text, where)
         except UnicodeDecodeError as error:
@@ -150,23 +138,10 @@ def _read(path: Path, findings: list[Finding]) -> Iterator[tuple[str, Row]]:
             findings.append(Finding("unreadable", (where,), str(error).removeprefix(f"{where}: ")))
 
 
-def _form_of(rows: Sequence[Row]) -> str:
-    """The form of most rows; rl where none stands out."""
-
-    def looks(row: Row) -> str:
-        if "chosen" in row or "rejected" in row:
-            return "preference"
-        if "messages" in row:
-            return "dialogue"
-        return "sft" if "completion" in row and not {"answer", "ground_truth"} & set(row) else "rl"
-
-    counts = Counter(map(looks, rows))
-    return max(FORMS, key=lambda f: counts[f])
-
-
-def _checked(read: Iterable[tuple[str, Row]], form: str, verify: Verify | None, findings: list[Finding]) -> list[_Item]:
+def _checked(read: Iterable[tuple[str, Row]], form: str, verify: Verify | None, findings: list[Finding]) -> list[Item]:
     """The rows that have what they need, as items; what others lack becomes findings."""
-    items: list[_Item] = []
+    items: list[Item] = []
+    golds: list[tuple[Item, Row, str]] = []
     ids: dict[str, str] = {}
     for where, row in read:
         name = next((str(row[n]) for n in ID if row.get(n) is not None), None)
@@ -174,79 +149,58 @@ def _checked(read: Iterable[tuple[str, Row]], form: str, verify: Verify | None, 
             if name in ids:
                 findings.append(Finding("duplicate_id", (ids[name], where), f"the id {name!r} is used twice"))
             ids.setdefault(name, where)
-        fields = _fields(row, form)
-        missing = [names for names, found in fields if found is None]
-        if missing:
-            there = ", ".join(map(str, row)) or "no field at all"
-            needed = "; ".join(" or ".join(names) for names in missing)
-            findings.append(Finding("missing", (where,), f"no {needed}; the row has: {there}"))
+        item, faults = read_item(where, row, form)
+        findings += faults
+        if item is None:
             continue
-        names = [found for _, found in fields if found is not None]
-        empty = [n for n in names if not _as_text(row[n]).strip()]
-        if empty:
-            findings.append(Finding("empty", (where,), f"nothing in {', '.join(empty)}"))
-            continue
-        item = _item(where, row, names, form)
-        if form == "preference" and item.rest[0] == item.rest[1]:
-            findings.append(Finding("no_preference", (where,), "chosen and rejected are the same"))
-        if form == "rl" and "tests" not in row:
-            findings += _gold_faults(item, row, verify, name or where)
         items.append(item)
+        if form == "rl" and "tests" not in row:
+            golds.append((item, row, name or where))
+    marked = 2 * sum(MARKER in item.rest[0] for item, _, _ in golds) > len(golds)
+    for item, row, name in golds:
+        findings += _gold_faults(item, row, verify, name, marked=marked)
     return items
 
 
-def _fields(row: Row, form: str) -> list[tuple[tuple[str, ...], str | None]]:
-    needs = NEEDS[form]
-    if form == "rl" and "tests" in row:
-        needs = (QUESTIONS,)  # judged by its tests, not by an answer
-    found: list[tuple[tuple[str, ...], str | None]] = []
-    for names in needs:
-        used = [f for _, f in found]
-        found.append((names, next((n for n in names if n in row and n not in used), None)))
-    return found
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, list):  # messages; their roles are no content
-        return "\n".join(_as_text(m.get("content")) if isinstance(m, Mapping) else str(m) for m in value)
-    return "" if value is None else str(value)
-
-
-def _item(where: str, row: Row, names: Sequence[str], form: str) -> _Item:
-    prompt, *rest = (_as_text(row[n]) for n in names)
-    answer = None
-    if form == "rl" and rest:
-        answer = final_answer(rest[0])
-    return _Item(where, prompt, tuple(rest), answer, plain_words(prompt))
-
-
-def _gold_faults(item: _Item, row: Row, verify: Verify | None, name: str) -> list[Finding]:
+def _gold_faults(item: Item, row: Row, verify: Verify | None, name: str, *, marked: bool) -> Iterator[Finding]:
+    """marked: most answers of the file are solutions that end behind ``####``."""
+    solution = item.rest[0].strip()
+    wrong = wrong_steps(solution)
+    if wrong:
+        yield Finding("bad_step", (item.where,), f"the calculation {wrong[0]} is wrong")
     if item.answer is None:
-        return [Finding("bad_gold", (item.where,), f"no answer in {item.rest[0].strip()[-60:]!r}")]
-    if verify is None:
-        return []
-    meta = {k: v for k, v in row.items() if k == "mode"}
-    faults = verify(Task(name, item.prompt, item.answer, meta))
-    return [Finding("bad_gold", (item.where,), fault.removeprefix(f"{name}: ")) for fault in faults[:1]]
+        yield Finding("bad_gold", (item.where,), f"no answer in {solution[-60:]!r}")
+    elif marked and MARKER not in solution and len(solution.split()) > 1:
+        yield Finding("bad_gold", (item.where,), f"no {MARKER} in {solution[-60:]!r}, as the other answers have it")
+    elif verify is not None:
+        meta = {k: v for k, v in row.items() if k == "mode"}
+        faults = verify(Task(name, item.prompt, item.answer, meta))
+        yield from (Finding("bad_gold", (item.where,), fault.removeprefix(f"{name}: ")) for fault in faults[:1])
 
 
-def _repeated(items: Sequence[_Item], form: str, near: bool) -> list[Finding]:
+def _repeated(items: Sequence[Item], form: str, near: bool) -> list[Finding]:
     """Rows of one file that are the same, nearly the same, or ask the same and answer otherwise."""
     found: list[Finding] = []
-    first: dict[tuple[Any, ...], _Item] = {}
-    asked: dict[tuple[str, ...], _Item] = {}
-    unique: list[_Item] = []
+    first: dict[tuple[Any, ...], Item] = {}
+    pairs: dict[tuple[Any, ...], Item] = {}
+    unique: list[Item] = []
     for item in items:
         content = () if form == "rl" else tuple(plain_words(text) for text in item.rest)
         same = first.setdefault((item.words, content), item)
         if same is item:
             unique.append(item)
-        elif form == "rl" and not _agree(same, item):
+        elif form != "rl" or _agree(same, item):
+            message = "the same row, letter case, punctuation and spacing aside"
+            found.append(Finding("duplicate", (same.where, item.where), message))
+        elif None not in (same.answer, item.answer) and _spaced(same.prompt) == _spaced(
+            item.prompt
+        ):  # a sign can make another question: 5! is not 5
             message = f"one question, two answers: {_short(same)} and {_short(item)}"
             found.append(Finding("contradiction", (same.where, item.where), message))
-        else:
-            found.append(Finding("duplicate", (same.where, item.where), "the same row, letter case and spacing aside"))
-        asked.setdefault(item.words, item)
+        if form == "preference" and len(item.rest) == 2 and item.rest[0].strip() != item.rest[1].strip():
+            if (other := pairs.get((item.prompt, *item.rest[::-1]))) is not None:
+                found.append(Finding("reversed", (other.where, item.where), "one pair, preferred both ways"))
+            pairs.setdefault((item.prompt, *item.rest), item)
     if near:
         texts = [sum((plain_words(r) for r in i.rest), i.words) if form != "rl" else i.words for i in unique]
         found += [
@@ -257,7 +211,7 @@ def _repeated(items: Sequence[_Item], form: str, near: bool) -> list[Finding]:
     return found
 
 
-def _overlaps(train: Sequence[_Item], test: Sequence[_Item], *, near: bool) -> list[Finding]:
+def _overlaps(train: Sequence[Item], test: Sequence[Item], *, near: bool) -> list[Finding]:
     """Prompts of the test file that stand in the training file too."""
     learned = {item.words: item for item in reversed(train)}
     found = [
@@ -276,11 +230,22 @@ def _overlaps(train: Sequence[_Item], test: Sequence[_Item], *, near: bool) -> l
     return found
 
 
-def _agree(a: _Item, b: _Item) -> bool:
-    return a.answer == b.answer
+def _agree(a: Item, b: Item) -> bool:
+    """Whether two answers are the same, however they are written: 1,000 and 1000.0, Yes and yes."""
+    if a.answer is None or b.answer is None or a.answer == b.answer:
+        return a.answer == b.answer
+    one, other = (text.strip().strip("$").replace(",", "") for text in (a.answer, b.answer))
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return plain_words(a.answer) == plain_words(b.answer)
 
 
-def _short(item: _Item) -> str:
+def _spaced(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _short(item: Item) -> str:
     return repr((item.answer or "")[:40])
 
 

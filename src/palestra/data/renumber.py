@@ -52,6 +52,32 @@ WORDS: dict[str, tuple[str, ...]] = {
     "0.5": ("half",), "0.25": ("quarter",), "1.5": ("half",),
 }
 # fmt: on
+CALENDAR = {
+    "day": {7, 28, 29, 30, 31, 365, 366},
+    "hour": {24},
+    "month": {12},
+    "minute": {60},
+    "second": {60},
+    "week": {4, 52},
+    "ounce": {16},
+    "letter": {26},
+    "state": {50},
+    "card": {52},
+}
+"""What there are so many of, whoever tells the story."""
+SHARE = re.compile(
+    r"[ -](?:[a-z]+ )?(?:seconds?|minutes?|hours?|days?|weeks?|months?|quarters?) "
+    r"(?:an?|per|each|every|(?:in|of|out of|to) (?:an?|the|each|every|one|that|this)) "
+    r"(?:single |calendar |school |work )?(?:minute|hour|day|week|month|year)"
+)
+"""Behind a number: part of a larger unit, which holds only so many."""
+CLOCK = re.compile(r"\s?(?:(?:to|-|–|and|until|till) \d+(?::\d+)?\s?)?(?:[ap]\.?\s?m\b|o['’]clock)", re.IGNORECASE)
+LABEL = re.compile(
+    r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December"
+    r"|[Dd]ay|[Ww]eek|[Mm]onth|[Yy]ear|[Hh]our|[Gg]rade|[Rr]oom|[Nn]umber|[Nn]o\.|[Ll]evel|[Cc]hapter|[Pp]age|[Rr]oute"
+    r"|[Hh]ighway|[Ss]tage|[Rr]ound|#) ?#?$"
+)
+"""Before a number: it says which one, not how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +225,22 @@ def _changeable(value: Fraction, question: str, solution: str) -> bool:
     alone = [_number(m[0]) for m in ALONE.finditer(question)]
     once = alone.count(value) == 1 == _values(question).count(value)
     year = value.denominator == 1 and 1900 <= value <= 2100
-    return once and value > 1 and not year and value not in _explained(f"{question} {solution}")
+    if not once or value <= 1 or year or value in _explained(f"{question} {solution}"):
+        return False
+    (match,) = (m for m in ALONE.finditer(question) if _number(m[0]) == value)
+    return not _given_by_the_world(value, question[: match.start()], question[match.end() :])
+
+
+def _given_by_the_world(value: Fraction, before: str, behind: str) -> bool:
+    """A calendar's number, a time of day, a date, the name of a thing: another one would be wrong or another thing.
+
+    >>> [_given_by_the_world(Fraction(n), *text.split("#")) for n, text in (
+    ...     (7, "in # days"), (5, "works # days a week"), (8, "from # to 9 pm"), (3, "on May #"), (9, "in # days"))]
+    [True, True, True, True, False]
+    """
+    unit = re.match(r"[ -]([a-z]+?)s?\b", behind)
+    counted = unit is not None and value in CALENDAR.get(unit[1], ())
+    return counted or any((SHARE.match(behind), CLOCK.match(behind), LABEL.search(before)))
 
 
 def _explained(text: str) -> set[Fraction]:

@@ -44,7 +44,7 @@ def read_table(path: str | os.PathLike[str]) -> Iterator[tuple[int, Row]]:
 
 def _json(path: Path) -> Iterator[Row]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}); give a list of objects") from None
     rows = [found] if isinstance(found, dict) else found

@@ -38,7 +38,8 @@ def problem(
     Operands are 2..``max_operand``, results 0..9999 and whole. ``test`` adds phrasings that ``train`` never shows.
     Phrasings are dealt like cards: each comes once before any comes again, so few problems show them all.
     ``meta``: ``operations`` (names, in order), ``operands`` (the first, then one per operation), ``shape``
-    (``1-step`` to ``3-step``), ``phrasing`` (its number), ``unseen`` (the phrasing occurs only in ``test``).
+    (``1-step`` to ``3-step``), ``steps`` (how many), ``phrasing`` (its number), ``unseen`` (the phrasing occurs only
+    in ``test``).
 
     >>> task = problem(6)
     >>> task.prompt, task.answer, task.meta["operations"]
@@ -55,6 +56,7 @@ def problem(
         "operations": ops,
         "operands": operands,
         "shape": f"{len(ops)}-step",
+        "steps": len(ops),
         "phrasing": (TRAIN + TEST).index((ops, text)),
         "unseen": (ops, text) in TEST,
     }

@@ -89,6 +89,17 @@ def mistakes(examples: Sequence[Example]) -> dict[str, dict[str, float]]:
     return {kind: {"count": n, "share": n / len(wrong)} for kind, n in counts.items() if wrong}
 
 
+def readable(examples: Sequence[Example]) -> float | None:
+    """Share of the episodes whose answer could be read, where and how it was asked for; None where no task has an
+    answer. The format rate where no reward part judges form.
+
+    >>> readable([Example("a", 0, "", "7", prediction="7"), Example("b", 0, "", "7", right=False, kind="format")])
+    0.5
+    """
+    asked = [e for e in examples if e.error is None and e.gold is not None]
+    return mean([float(e.prediction is not None and e.kind != "format") for e in asked])
+
+
 def by_difficulty(examples: Sequence[Example]) -> list[dict[str, Any]]:
     """Accuracy of the tasks of each difficulty that occurs, with Wilson's interval over tasks."""
     rows = []

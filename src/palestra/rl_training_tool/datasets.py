@@ -89,6 +89,16 @@ def split_off(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     return list(rows[:-held]), list(rows[-held:])
 
 
+def check_raw(rows: Iterable[Row]) -> None:
+    """DataError for rows that are no plain questions and answers."""
+    for number, row in enumerate(rows, 1):
+        formed = next((name for name in ("messages", "completion", "ground_truth") if name in row), None)
+        if formed is not None and "answer" not in row:
+            raise DataError(
+                f"row {number}: format raw needs a question and an answer, and there is {formed!r}; leave format out"
+            )
+
+
 class Writer:
     """Rows in the form of an algorithm, for one tokenizer. A prompt that already is in a chat template is refused:
     it would be put into the template once more."""

@@ -63,7 +63,9 @@ def _evaluate(p: EvaluateParameters, shelf: Shelf, out: Path, quiet: bool) -> di
             "concurrency": p.batch_size,
         },
     }
-    summary = run_eval(configuration.load(values, [], EvalConfig), progress=Log(len(rows), 1, quiet=quiet))
+    summary = run_eval(
+        configuration.load(values, [], EvalConfig), progress=Log(max(1, len(rows) // 10), 1, quiet=quiet)
+    )
     result: dict[str, Any] = {"model_path": path, "num_samples": len(rows), "errors": summary["errors"]}
     every = _numbers(summary, out, p.k)
     result |= {name: every[name] for name in p.wanted}

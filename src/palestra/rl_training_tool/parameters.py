@@ -24,6 +24,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_SAMPLED, ("grpo", "ppo")),
     "kl_coef": ("grpo", "ppo", "dpo"),
     "max_length": ("sft", "dpo", "reward"),
+    "format": ("sft", "grpo", "ppo"),
 }
 """Parameters of training that not every algorithm has a use for → those that do."""
 
@@ -41,14 +42,17 @@ class Data(Config):
 class TrainParameters(Data):
     """``action: train``.
 
-    batch_size: rows per optimiser step; completions for grpo and ppo, so a multiple of num_generations. logging_steps,
-    save_steps, eval_steps: steps between lines of progress, checkpoints, and measurements on held-out rows (none = no
-    measurement). kl_coef: for dpo its β. clip_range: on both sides. output_dir: the trained model, and its run.
+    format: of the rows that are trained on: sft for sft, rl for grpo and ppo, or raw questions and answers, which are
+    brought into it (none = as they look). batch_size: rows per optimiser step; completions for grpo and ppo, so a
+    multiple of num_generations. logging_steps, save_steps, eval_steps: steps between lines of progress, checkpoints,
+    and measurements on held-out rows (none = no measurement). kl_coef: for dpo its β. clip_range: on both sides.
+    output_dir: the trained model, and its run.
     """
 
     action: Literal["train"] = "train"
     algorithm: Literal["sft", "grpo", "ppo", "dpo", "reward"] = "sft"
     model_name: str = "Qwen/Qwen3-0.6B"
+    format: Literal["raw", "sft", "rl"] | None = None
     num_epochs: int = Field(default=3, ge=1)
     batch_size: int | None = Field(default=None, ge=1)
     learning_rate: float | None = Field(default=None, gt=0)
@@ -86,6 +90,11 @@ class TrainParameters(Data):
                     f"{name} is not read by algorithm {self.algorithm}, only by {' and '.join(READ_BY[name])}; "
                     "leave it out"
                 )
+        read = "sft" if self.algorithm == "sft" else "rl"
+        if self.format not in (None, "raw", read):
+            raise ConfigError(
+                f"algorithm {self.algorithm} reads format {read} (or raw, which is brought into it), not {self.format}"
+            )
         for name in ("lora_rank", "lora_alpha", "lora_target_modules"):
             if not self.use_lora and getattr(self, name) is not None:
                 raise ConfigError(f"{name} is given and use_lora is false: set use_lora, or leave {name} out")

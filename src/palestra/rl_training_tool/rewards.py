@@ -15,11 +15,11 @@ from palestra.reward.functions import Completion, final_texts, written
 from palestra.types import Trajectory
 
 Parts = dict[str, Any]
-TYPES = ("accuracy", "length_penalty", "step", "combined")
+TYPES = ("accuracy", "length_penalty", "step", "combined", "format")
 OPTIONS = {
-    "length_penalty": {"target_length": "target", "penalty_weight": "alpha"},
+    "length_penalty": {"target_length": "target", "max_length": "target", "penalty_weight": "alpha"},
     "step": {"step_bonus": "beta"},
-    "combined": {"target_length": "target", "penalty_weight": "alpha", "step_bonus": "beta"},
+    "combined": {"target_length": "target", "max_length": "target", "penalty_weight": "alpha", "step_bonus": "beta"},
 }
 """Type → other names of options → ours."""
 TEMPLATE = {"accuracy_weight": 1.0, "length_weight": 0.5, "step_weight": 0.3, "target": 200, "beta": 0.1}
@@ -74,8 +74,8 @@ def _text(prompt: Any) -> str:
 
 
 def reward_parts(kind: str, given: Mapping[str, Any] | None, own: Mapping[str, str]) -> Parts:
-    """The parts of a rubric. own: users' functions, name → key. ``accuracy`` and ``format`` are always there, at least
-    to be watched (weight 0).
+    """The parts of a rubric. own: users' functions, name → key. ``accuracy`` and ``format`` (a marked answer)
+    are always there, at least to be watched (weight 0).
 
     >>> reward_parts("step", {"step_bonus": 0.2}, {})["step"]
     {'weight': 1.0, 'beta': 0.2}
@@ -105,7 +105,15 @@ def _part(kind: str, options: Mapping[str, Any], own: Mapping[str, str], weight:
         return {"function": "user_function", "key": own[kind], "weight": weight}
     if kind not in FACTORIES and kind not in REWARDS:
         raise ConfigError(unknown("reward_type", kind, {*TYPES, *own, *REWARDS, *FACTORIES} - {"user_function"}))
+    if kind == "format":
+        if options:
+            raise ConfigError(f"reward format takes no option {min(options)!r}")
+        return {"function": "marked_answer", "weight": weight}
     ours = OPTIONS.get(kind, {})
+    named: dict[str, str] = {}
+    for name in options:
+        if (same := named.setdefault(ours.get(name, name), name)) != name:
+            raise ConfigError(f"reward_config: {same} and {name} are one option of {kind}; give one of them")
     return {"weight": weight, **{ours.get(name, name): value for name, value in options.items()}}
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -17,8 +18,18 @@ from palestra.errors import ConfigError
 from palestra.model.export import export_merged
 from palestra.model.loading import LoadedModel, load_model
 from palestra.model.lora import is_adapter
-from palestra.rl_training_tool.datasets import GSM8K, Row, Writer, has_split, named_rows, rows_of, split_off, write_rows
-from palestra.rl_training_tool.held_out import held_out_losses
+from palestra.rl_training_tool.datasets import (
+    GSM8K,
+    Row,
+    Writer,
+    check_raw,
+    has_split,
+    named_rows,
+    rows_of,
+    split_off,
+    write_rows,
+)
+from palestra.rl_training_tool.held_out import HeldOut
 from palestra.rl_training_tool.parameters import Data, TrainParameters
 from palestra.rl_training_tool.rewards import keep, reward_parts
 from palestra.run.progress import Progress
@@ -81,6 +92,15 @@ class Log(Progress):
                 " | ".join([f"Epoch {epoch}/{self._epochs}", f"Step {step}/{self._of}", *told]), highlight=False
             )
 
+    def is_last(self, step: int) -> bool:
+        """Whether the phase ends with this step."""
+        return step == self._of
+
+    def held_out(self, step: int, told: str) -> None:
+        """A line about a measurement of a supervised run."""
+        if not self._silent:
+            self.console.print(f"Step {step}/{self._of} | {told}", highlight=False)
+
     def note(self, text: str, *, warning: bool = False) -> None:
         super().note(text, warning=warning)
         self.warnings += [text] if warning else []
@@ -91,6 +111,8 @@ def train(p: TrainParameters, shelf: Shelf, *, quiet: bool = False) -> dict[str,
     out = Path(p.output_dir or f"models/{p.algorithm}_model")
     if any(out.glob("*.safetensors")) and not any(out.glob("run*/run.json")):
         raise ConfigError(f"output_dir={out} holds a model that was not trained there; choose another directory")
+    if p.use_wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("use_wandb needs the package wandb: pip install wandb, or set use_wandb to false")
     run = fresh(out / "run")
     rows, held_out = _rows(p, shelf)
     start, loaded = _start(p, run)
@@ -100,18 +122,19 @@ def train(p: TrainParameters, shelf: Shelf, *, quiet: bool = False) -> dict[str,
     config, loop = maker(job)
     del loaded, job  # the loop loads the model itself; two copies would not always fit
     log = Log(p.logging_steps, p.num_epochs, quiet=quiet)
+    measured = _held_out(config, data / "test.jsonl", p.eval_steps, log)
     with _wandb_project(p.wandb_project):
-        summary = loop(config, progress=log)
+        summary = loop(config, progress=log, **({} if measured is None else {"observe": measured}))
     if not p.use_tensorboard:
         shutil.rmtree(run / "tensorboard", ignore_errors=True)
     checkpoint = Path(summary["checkpoint"])
     publish(checkpoint, out)
-    result: dict[str, Any] = {"model_path": str(out), "num_samples": len(rows), "steps": summary["steps"]}
+    result: dict[str, Any] = {"model_path": str(out), "output_dir": str(out), "num_samples": len(rows)}
+    result |= {"num_epochs": p.num_epochs, "steps": summary["steps"]}
     metrics = read_metrics(run / "metrics.jsonl")
     result |= {k: v for k, v in _numbers(metrics, summary).items() if v is not None}
-    if isinstance(config, SFTConfig) and p.eval_steps is not None:
-        losses = held_out_losses(run / "checkpoints", config, data / "test.jsonl", p.eval_steps)
-        result |= {"eval_loss": losses[max(losses)], "eval_losses": losses}
+    if measured is not None:
+        result |= {"eval_loss": measured.losses[max(measured.losses)], "eval_losses": measured.losses}
     details: dict[str, Any] = {"run": str(run), "checkpoint": str(checkpoint), "started_from": start}
     if p.algorithm in ("grpo", "ppo"):
         details |= {"num_generations": p.group, "prompts_per_step": p.batch // p.group}
@@ -186,16 +209,15 @@ def _sft(job: _Job) -> tuple[SFTConfig, Any]:
         "max_length": job.max_length,
         **job.optim,
     }
-    # Held-out losses are those of checkpoints, so one is needed at each multiple of both.
-    every = p.save_steps if p.eval_steps is None else _gcd(p.save_steps, p.eval_steps)
-    kept = 2 if p.eval_steps is None else 2 + (p.num_epochs * -(-len(job.rows) // p.batch)) // every
-    return configuration.load(
-        {**job.common, "sft": settings, "save_every": every, "keep_last": kept}, [], SFTConfig
-    ), train_sft
+    return configuration.load({**job.common, "sft": settings, "save_every": p.save_steps}, [], SFTConfig), train_sft
 
 
-def _gcd(a: int, b: int) -> int:
-    return a if b == 0 else _gcd(b, a % b)
+def _held_out(config: Any, file: Path, every: int | None, log: Log) -> HeldOut | None:
+    """What measures a supervised run on its way; the other algorithms do so themselves."""
+    if not isinstance(config, SFTConfig) or every is None:
+        return None
+    sizes = {"max_length": config.sft.max_length, "max_tokens": config.sft.micro_batch_tokens}
+    return HeldOut(file, every, last=log.is_last, tell=log.held_out, **sizes)
 
 
 def _pair_settings(job: _Job) -> dict[str, Any]:
@@ -271,7 +293,8 @@ def chosen_reward(p: Any, shelf: Shelf) -> dict[str, Any]:
         name = p.custom_reward if isinstance(p.custom_reward, str) else getattr(p.custom_reward, "__name__", "reward")
         own = shelf.rewards if isinstance(p.custom_reward, str) else {name: keep(p.custom_reward)}
         return reward_parts(name, None, own)
-    paired = p.dataset if p.dataset in shelf.rewards else None
+    name = p.dataset or (GSM8K if p.custom_dataset is None else None)
+    paired = name if name in shelf.rewards else None
     return reward_parts(p.reward_type or paired or "accuracy", p.reward_config, shelf.rewards)
 
 
@@ -289,6 +312,8 @@ def given_rows(p: Data, shelf: Shelf) -> list[Row]:
 def _rows(p: TrainParameters, shelf: Shelf) -> tuple[list[Row], list[Row]]:
     """Rows to train on and rows to measure on: the test split where there is one, else a part of the rows."""
     rows = given_rows(p, shelf)
+    if p.format == "raw":
+        check_raw(rows)
     if p.eval_steps is None:
         return rows, []
     name = p.dataset or GSM8K

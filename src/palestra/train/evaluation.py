@@ -19,7 +19,7 @@ from palestra.eval.compare import EPISODES, Comparison, compare, read_episodes
 from palestra.eval.evaluate import EvalResult, Scorer, demand_scores, evaluate
 from palestra.eval.examples import Example, examples_of
 from palestra.eval.report import write_pages
-from palestra.eval.summary import summarise
+from palestra.eval.summary import readable, summarise
 from palestra.reward.build import make_rubric
 from palestra.rollout.dump import write_rollouts
 from palestra.run.directory import Run, check_free
@@ -226,7 +226,8 @@ def _summary(player: _Player, result: EvalResult, examples: Sequence[Example]) -
     facts: dict[str, Any] = {"model": config.model.path, "seed": config.seed, "temperature": config.eval.temperature}
     if isinstance(engine, EndpointEngine):
         facts["endpoint"] = {"url": engine.endpoint.config.url, **dataclasses.asdict(engine.endpoint.usage)}
-    return {**facts, **result.to_dict(), **summarise(examples, config.eval.pass_k)}
+    form = result.format_rate if result.format_rate is not None else readable(examples)
+    return {**facts, **result.to_dict(), "format_rate": form, **summarise(examples, config.eval.pass_k)}
 
 
 def _compared(

@@ -35,6 +35,7 @@ from palestra.train.config import RAILS, SFTConfig, SFTSettings, learning_rate
 from palestra.train.faults import Faults
 
 OnStep = Callable[[int, dict[str, float]], None]
+Observe = Callable[[int, Policy, Renderer], None]
 
 
 def dialogue_samples(
@@ -169,8 +170,10 @@ def _step(
     }
 
 
-def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) -> dict[str, Any]:
-    """``palestra sft``: returns the summary that is also written to the run directory.
+def train_sft(
+    config: SFTConfig, *, progress: Progress, resume: bool = False, observe: Observe | None = None
+) -> dict[str, Any]:
+    """``palestra sft``: returns the summary that is also written to the run directory. observe: called after each step.
 
     Ctrl-C ends with a checkpoint of the last complete step and KeyboardInterrupt.
     """
@@ -213,6 +216,8 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
             run.log(step, metrics, phase="sft")
             progress.update(step, metrics)
             faults.settle(step)
+            if observe is not None:
+                observe(step, policy, renderer)
             if config.save_every and step % config.save_every == 0 and step < steps:
                 save()
 
