@@ -173,7 +173,7 @@ def test_what_is_put_together_otherwise_keeps_its_own_forward_pass(change: dict[
     assert flatten(model.to(change.get("torch_dtype", torch.float32))) is None
 
 
-@pytest.mark.skipif(kernels._bfloat16_products(), reason="the processor's own products are quicker")
+@pytest.mark.skipif(kernels.bfloat16_products(), reason="the processor's own products are quicker")
 @pytest.mark.parametrize("family", sorted(MADE))
 def test_an_engine_in_bfloat16_rounds_weights_and_nothing_else(family: str) -> None:
     """It samples, to the bit, what an engine in float32 does on the rounded weights: less is lost than where all that

@@ -302,5 +302,5 @@ def test_other_dtypes_and_layouts_are_not_taken() -> None:
     takes: Any = kernels.multiplies
     half = torch.ones(4, 8, dtype=torch.bfloat16)
     assert takes(torch.ones(4, 8)) and not takes(torch.ones(4, 8), half) and not takes(half.half())
-    assert not fit(half) and takes(half) != kernels._bfloat16_products()
+    assert not fit(half) and takes(half) != kernels.bfloat16_products()
     assert not fit(torch.ones(4, 8).T) and not fit(torch.ones(4, 8), torch.ones(8, dtype=torch.float64))

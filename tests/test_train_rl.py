@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from palestra.errors import ConfigError, UserError
 from palestra.learn.batch import rows
 from palestra.run.metrics import check
 from palestra.run.progress import Progress
+from palestra.train import setup
 from palestra.train.checkpoint import latest_checkpoint
 from palestra.train.config import EvalConfig, OptimConfig, RLConfig, SFTConfig, learning_rate
 from palestra.train.metrics import rollout_metrics
@@ -317,6 +319,18 @@ def test_recorded_log_probs_of_another_precision_are_refused(precision: list[str
 def test_sampler_and_trainer_of_one_precision_are_fine() -> None:
     config("a", "engine.dtype=bfloat16", "train.compute_dtype=bfloat16")
     config("a", "model.dtype=bfloat16")
+
+
+def test_products_that_a_processor_lacks_are_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(setup, "bfloat16_products", lambda: False)
+    with pytest.warns(UserWarning, match="no products in bfloat16.*engine.dtype=bfloat16 alone does not"):
+        assert setup.torch_dtype("bfloat16", model) is torch.bfloat16
+    monkeypatch.setattr(setup, "bfloat16_products", lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert setup.torch_dtype("bfloat16", model) is torch.bfloat16
+        assert setup.torch_dtype("float32", model) is None
 
 
 def test_group_size_has_a_second_name() -> None:

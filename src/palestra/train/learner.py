@@ -29,7 +29,7 @@ def make_learner(
     policy = Policy(
         model,
         reference=reference,
-        compute_dtype=setup.torch_dtype(train.compute_dtype),
+        compute_dtype=setup.torch_dtype(train.compute_dtype, model),
         gradient_checkpointing=train.gradient_checkpointing,
         critic=critic,
     )

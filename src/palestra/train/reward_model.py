@@ -37,7 +37,7 @@ def train_reward_model(config: RewardModelConfig, *, progress: Progress, resume:
             prepared.model,
             renderer=config.renderer.model_dump(mode="json"),
             seed=config.seed,
-            compute_dtype=setup.torch_dtype(settings.compute_dtype),
+            compute_dtype=setup.torch_dtype(settings.compute_dtype, prepared.model),
             gradient_checkpointing=settings.gradient_checkpointing,
         )
         if found:

@@ -246,7 +246,7 @@ def make_policy(model: torch.nn.Module, optim: Any, *, reference: bool | torch.n
     return Policy(
         model,
         reference=reference,
-        compute_dtype=setup.torch_dtype(optim.compute_dtype),
+        compute_dtype=setup.torch_dtype(optim.compute_dtype, model),
         gradient_checkpointing=optim.gradient_checkpointing,
     )
 

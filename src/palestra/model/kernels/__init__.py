@@ -36,11 +36,12 @@ def multiplies(*weights: Tensor) -> bool:
     products of its own in it (torch's then take eight times as long as those in float32)."""
     if len({w.dtype for w in weights}) == 1 and weights[0].dtype == torch.bfloat16:
         dense = all(w.device.type == "cpu" and w.stride(-1) == 1 for w in weights)
-        return dense and library() is not None and not _bfloat16_products()
+        return dense and library() is not None and not bfloat16_products()
     return available(*weights)
 
 
-def _bfloat16_products() -> bool:
+def bfloat16_products() -> bool:
+    """Whether this processor multiplies in bfloat16."""
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
@@ -348,6 +349,7 @@ __all__ = [
     "Pass",
     "attend",
     "available",
+    "bfloat16_products",
     "draw",
     "library",
     "log_sums",
