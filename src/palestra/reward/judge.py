@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 
 from palestra.config import load
 from palestra.errors import ConfigError, PalestraError, UserError
-from palestra.reward.answers import REASONING, REASONING_END
 from palestra.reward.base import FACTORIES, RewardFunction
 from palestra.reward.build import imported
 from palestra.reward.endpoint import ChatEndpoint
 from palestra.reward.functions import Completion, written
 from palestra.reward.local_chat import LocalChat
+from palestra.reward.reading import REASONING, REASONING_END
 from palestra.types import Message
 
 T = TypeVar("T")
