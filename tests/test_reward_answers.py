@@ -196,6 +196,18 @@ def test_mathematical_answers_are_compared_as_mathematics(text: str, gold: str, 
     assert is_correct(text, gold, "math") is correct
 
 
+REPLIES = Path(__file__).with_name("golden") / "replies.jsonl"
+
+
+@pytest.mark.parametrize("mode", ["numeric", "boxed", "math"])
+def test_whole_replies_as_models_write_them_are_judged_as_a_careful_reader_would(mode: str) -> None:
+    """Each row: a text, a gold answer, whether it is right, and the modes that this holds in."""
+    rows = [json.loads(line) for line in REPLIES.read_text(encoding="utf-8").splitlines()]
+    asked = [row for row in rows if mode in row["modes"]]
+    assert len(asked) > 50
+    assert [row for row in asked if is_correct(row["text"], row["gold"], mode) is not row["right"]] == []
+
+
 @pytest.mark.parametrize(
     ("mode", "rows"),
     [
@@ -247,7 +259,10 @@ def test_no_text_raises_and_an_answer_is_right_for_itself(text: str) -> None:
 
 BOMBS = ["answer" + " " * 50_000, "11," * 20_000, "#### 5" + ", 6" * 20_000 + "x", "1/" * 20_000,
          "\\boxed{" * 9_000, "Question" + " " * 50_000, "^" + " " * 50_000,
-         "\\[" * 20_000, "9^{" * 15_000, "1" * 50_000, "#### 1e999", "<think>" * 9_000]  # fmt: skip
+         "\\[" * 20_000, "#### 5" + " or" * 20_000, "one and " * 20_000, "5 | " * 20_000, "三" * 50_000, "{" * 50_000,
+         "The answer is 5" + " * 5 a a" * 9_000, "answer: " * 20_000, "\\boxed{1} or " * 9_000, "5-" * 20_000,
+         "$" * 50_000, "1 and a half " * 9_000,
+         "9^{" * 15_000, "1" * 50_000, "#### 1e999", "<think>" * 9_000]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BOMBS, ids=range(len(BOMBS)))
@@ -255,7 +270,8 @@ def test_hostile_texts_are_read_in_linear_time(text: str) -> None:
     import time
 
     started = time.perf_counter()
-    extract_answer(text)
+    for mode in ("numeric", "boxed", "math"):
+        extract_answer(text, mode)
     assert time.perf_counter() - started < 3.0  # the quadratic versions of these patterns took minutes
 
 

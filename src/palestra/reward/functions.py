@@ -21,7 +21,6 @@ Rows = Sequence[Any]
 
 STEP = re.compile(r"[\s*#>]*(?:step\s+\d+\W{0,3}[:.)]|\d+[.)]\s|第\s*\d+\s*步|步骤\s*\d+)", re.IGNORECASE)
 CALCULATION = re.compile(r"<<[^<>=]+=[^<>]*>>")
-TOOL_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)
 
 
 def last_message(completion: Completion) -> str:

@@ -16,7 +16,7 @@ MAX_DIGITS = 400  # longer literals are not answers, and Python refuses to conve
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 SCALES = {
     **{"k": 10**3, "K": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12},
-    **{"M": 10**6, "hundred": 100, "dozen": 12, "千": 10**3, "万": 10**4, "亿": 10**8},
+    **{"M": 10**6, "hundred": 100, "dozen": 12, "百": 100, "千": 10**3, "万": 10**4, "亿": 10**8},
 }
 
 Rules = tuple[tuple[re.Pattern[str], str], ...]
@@ -69,7 +69,8 @@ TOKEN = re.compile(
         (?: \^\{?(?P<power>\d{1,3})\}? )?
         (?: \s?/\s?(?P<den>\d{1,3}(?:,\d{3}){1,9}(?!\d)|\d+)(?P<dendec>\.\d+)? )?
         (?P<half>\ and\ (?:a|one)[ -]half\b)?
-        (?: (?P<scale>[kKM](?![A-Za-z\d/]) | \s?(?:thousand|million|billion|trillion|hundred|dozen)\b | \s?[千万亿]) )?
+        (?: (?P<scale>[kKM](?![A-Za-z\d/]) | \s?(?:thousand|million|billion|trillion|hundred|dozen)\b
+              | \s?(?:[百万亿]|千(?![克米瓦卡]))) )?
     )
     (?P<percent>\s?(?:%|％|percent\b|per\ cent\b))?
     """,
@@ -201,11 +202,11 @@ BEFORE = re.compile(
     (?:(?:thus|therefore|hence|then|simply|now|indeed|so)\b\s*[:,]?\s*)?
     (?:(?:it\ is|is|equal\ to|are|about|approximately|approx\.?|around|roughly|exactly|only|just|at\ least
         |a\ total\ of|约|大约|共)\s*)?
-    (?:[A-Za-z]\w{0,20}\s*=\s*)?[\s(\[{]*(?:\+(?!-))?""",
+    (?:[A-Za-z]\w{0,20}\s*[=≈]\s*)?[\s(\[{]*(?:\+(?!-))?""",
     re.IGNORECASE | re.VERBOSE,
 )
 AFTER = re.compile(
-    r"[)\]}]*(?:\^\{?\d\}?)?(?:[^\W\d_]|[\s.°/'\"-]|(?<=[^\W\d_])\^\{?-?\d\}?)*[)\]}]*[\s.。,，;；!！*:]*"
+    r"[)\]}]*(?:\^\{?\d\}?)?(?:[^\W\d_]|[\s.°/'\"~-]|(?<=[^\W\d_])\s?\^\{?-?\d\}?)*[)\]}]*[\s.。,，;；!！*:]*"
 )
 FACTOR = re.compile(r"\s*\\?(?:(?:pi|sqrt|oo|sin|cos|tan|log|ln|root)(?![a-z])|π|√|∞)")
 UNIT_LETTERS = "mgslLhJNWVA"

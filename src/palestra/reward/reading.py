@@ -22,6 +22,7 @@ MAX_MARKERS = 20
 
 REASONING = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 REASONING_END = re.compile(r"^.*</(?:think|thinking|thought|reasoning)>", re.DOTALL | re.IGNORECASE)
+TOOL_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id|end|end_of_text)\|>|</s>|<eos>|<end_of_turn>|<\|im_start\|>")
 NEXT_QUESTION = re.compile(
     r"^[ \t#*]*(?:(?:next|new|another)[ \t]+)?"
@@ -45,13 +46,15 @@ LEAD = re.compile(r"^(?:\s|[*\"']|[:：>=≈]|(?:the\s+)?(?:final\s+)?answer\s*(
 HEADING = re.compile(r"\d{1,2}[.):][ \t]+\D[^\n]{0,80}(?<![.。!])\n\s*\S")
 SENTENCE_END = re.compile(r"\n|[。；;!?！？]|\.(?:\s|$)")
 OPERAND = r"[\s(]{0,3}-?\.?\d[\d.,]*[ \t]?%?(?:[ \t]?[A-Za-z]{1,12}){0,2}?[ \t)]{0,3}"
-OPERATOR = r"(?:[-+*/÷^]|(?:plus|minus|times|divided[ ]by|x)\b)"
+OPERATOR = r"(?:[-+*/÷^]|(?:plus|minus|times|divided[ ]by|x|of)\b)"
 SUM = re.compile(
     rf"(?:{OPERAND}(?:{OPERATOR}{OPERAND}){{1,12}}|[\s\d.,()+\-*/÷^%]*\d[\s)%]*[-+*/÷^][\s\d.,()+\-*/÷^%]*)"
-    r"(?:=|\b(?:is|equals|makes|gives)\b)\s*(?=-?\.?\d)"
+    r"(?:=|(?:,[ \t]*)?\b(?:is|equals|makes|gives|which[ ]is|that[ ]is|so)\b)\s*(?=-?\.?\d)"
+    rf"|{OPERAND}(?:(?:[+*÷]|(?:plus|times|x|of)\b){OPERAND}){{1,12}}(?:,[ \t]*)?or\b\s*(?=-?\.?\d)"
 )
+EXPLAINED = re.compile(r"\W*(?:explanation|reason|because|since|note|check|proof|解释|说明|因为|解析)", re.IGNORECASE)
 UNFINISHED = re.compile(rf"(?:[ \t]?[A-Za-z]{{1,12}}){{0,2}}?[ \t)]{{0,3}}(?:[+*÷]|(?:plus|times)\b){OPERAND}")
-ALGEBRAIC = re.compile(r"[xyzn](?![A-Za-z])|(?::| : )\d")
+ALGEBRAIC = re.compile(r"[xyzn](?![A-Za-z])(?!\s(?:as|more|the|times|faster)\b)|(?::| : )\d")
 LABEL = re.compile(r"^[ \t]*(?:\d{1,2}[.)][ \t]+(?=[^\d\s])|(?:step|步骤)[ \t]*\d+)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -87,7 +90,7 @@ def _parts(text: str) -> Iterator[str]:
 
     A question behind a mere number ("in 2 steps") may be the asked one, written down again: there a marker decides.
     """
-    text = REASONING_END.sub("", REASONING.sub(" ", text))
+    text = TOOL_CALL.sub(" ", REASONING_END.sub("", REASONING.sub(" ", text)))
     end = next((m.start() for m in END_OF_TURN.finditer(text) if text[: m.start()].strip()), len(text))
     text = text[:end]
     for found in list(NEXT_QUESTION.finditer(text))[:8]:
@@ -122,7 +125,7 @@ def _read_math(text: str) -> Reading:
     tagged = TAGGED.findall(text)
     if tagged:
         boxes = boxed_contents(tagged[-1])
-        return _math(boxes[-1] if boxes else tagged[-1])
+        return _math(boxes[-1] if boxes else tagged[-1].strip().lstrip("#"))
     if _boxes_to_choose(text):
         return None
     boxes = boxed_contents(text)
@@ -232,7 +235,7 @@ def _hash_number(text: str) -> Reading:
 def _phrase_number(text: str) -> Reading:
     matches = list(PHRASE.finditer(text))[-MAX_MARKERS:]
     for at, match in reversed(list(enumerate(matches))):
-        found = _after(text[match.end() : match.end() + MAX_AFTER])
+        found = _after(text[match.end() : match.end() + MAX_AFTER], heads=match[0].rstrip()[-1] in ":：=")
         if found is NOTHING:
             continue
         if at and OTHERWISE.search(text[matches[at - 1].end() : match.start()]):
@@ -263,16 +266,19 @@ def _boxes_to_choose(text: str) -> bool:
 
 
 def _single(text: str) -> Reading:
-    """The one number that a box or tag holds, after its last equals sign; None when it holds another thing."""
+    """The one number that a box or tag holds, alone or beside an equals sign; None when it holds another thing."""
     plain = cleaned(_unboxed(text))
     if re.search(r"\bor\b(?! so\b)|或", plain):
         numbers = find_numbers(plain) + words(plain)
-        return numbers[0] if numbers and all(same_value(n, numbers[0]) for n in numbers) else None
-    return whole_number(plain) or whole_number(plain.rpartition("=")[2])
+        return numbers[0] if len(numbers) > 1 and all(same_value(n, numbers[0]) for n in numbers) else None
+    return whole_number(plain) or whole_number(plain.rpartition("=")[2]) or whole_number(plain.partition("=")[0])
 
 
-def _after(rest: str, markdown: bool = False) -> Reading:
-    """The number right behind a marker, or the only one in its sentence; NOTHING when the marker has none."""
+def _after(rest: str, markdown: bool = False, heads: bool = False) -> Reading:
+    """The number right behind a marker, or the only one in its sentence; NOTHING when the marker has none.
+
+    heads: the marker ends with a colon, so that a whole solution may stand behind it.
+    """
     lead = LEAD.match(rest)[0]  # type: ignore[index]
     rest = rest[len(lead) :]
     if markdown and HEADING.match(rest):
@@ -300,6 +306,9 @@ def _after(rest: str, markdown: bool = False) -> Reading:
     if whole is not None:
         return whole
     near = whole_number(sentence[: first.end]) is not None
+    more = rest[len(sentence) :]
+    if heads and not near and re.search(r"\d", more) and not EXPLAINED.match(more):
+        return NOTHING
     return first if near or (len(numbers) == 1 and not markdown) else NOTHING
 
 
