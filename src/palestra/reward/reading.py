@@ -214,7 +214,8 @@ def _unboxed(text: str) -> str:
 def _tagged_number(text: str) -> Reading:
     tagged = TAGGED.findall(text)
     if not tagged:
-        return NOTHING
+        opened = text.lower().rfind("<answer>")
+        return NOTHING if opened < 0 else _after(text[opened + len("<answer>") :][:MAX_AFTER])
     inside = tagged[-1]
     boxes = boxed_contents(inside)
     found = _single(boxes[-1] if boxes else inside)
