@@ -215,6 +215,9 @@ CHOICES = [
     *(("5, perhaps 6", "5", "6"), ("$5 or $6", "5", "6"), ("5 apples or 6 apples", "5", "6"), ("5 or six", "5", "6")),
     *(("five or six", "5", "6"), ("\\frac{1}{2} or \\frac{1}{3}", "1/2", "1/3"), ("5 \\text{ or } 6", "5", "6")),
     *(("\\pm 5", "5", "-5"), ("5 \u00b1 1", "5", "6"), ("\u00b15", "5", "-5"), ("5 to maybe 10", "5", "10")),
+    *(("5, 6, or 7", "5", "6"), ("5? Or 6?", "5", "6"), ("5 else 6", "5", "6"), ("5, otherwise 6", "5", "6")),
+    *(("5 \u2192 6", "5", "6"), ("5 -> 6", "5", "6"), ("5 but could be 6", "5", "6"), ("5 through 6", "5", "6")),
+    *(("5 \u2248 6", "5", "6"), ("x=5 or x=6", "5", "6"), ("5 as well as 6", "5", "6"), ("5 || 6", "5", "6")),
     *(("5...10", "5", "10"), ("5 / or 6", "5", "6"), ("5 and/or 6", "5", "6")),
 ]
 FORMS = ("#### {}", "The answer is {}.", "<answer>{}</answer>", "\\boxed{{{}}}", "{}")
@@ -228,6 +231,8 @@ HEDGES: Rows = [
     ("The answer could be 5 or it could be 6.", "5", False),
     ("The answer could be 5 or it could be 6.", "6", False),
     ("\\boxed{5} or \\boxed{6}", "6", False),
+    ("\\boxed{5}\\boxed{6}", "6", False),
+    ("\\boxed{5} \\boxed{6}", "5", False),
     ("\\boxed{5} or \\boxed{6}", "5", False),
     ("The answer is \\boxed{5} or \\boxed{6}.", "6", False),
     ("The answer is \\boxed{5} or \\boxed{6}.", "5", False),

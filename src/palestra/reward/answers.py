@@ -22,7 +22,7 @@ from palestra.reward.reading import MODES as MODES
 from palestra.reward.reading import Found, quantity, read
 from palestra.reward.symbolic import ALGEBRA
 
-CHOICE = re.compile(r"\d\s*(?:[|&、]|到|至|\.{2,}|…)\s*-?\d")
+CHOICE = re.compile(r"\d\s*(?:[|&、≈→_@#]|\\(?:lor|vee|cup|to|mid|sim|approx|quad)(?![A-Za-z])|到|至|\.{2,}|…)\s*-?\d")
 DASH = re.compile("[\u2010-\u2013\u2212]")
 
 

@@ -17,26 +17,36 @@ FILLER = (
     r"(?:(?:maybe|possibly|perhaps|probably|likely|even|about|around|just|it|could|might|may|be|is|the|else|a|an)\s+)"
 )
 CLOSED = r"[ \t]*[)\]}\"'$]{0,3}"
-NEXT = rf"[($\"']{{0,3}}(?=-?\.?\d|(?:{COUNT})\b|(?:an?\s+)?(?:half|dozen)\b)"
+NEXT = rf"[($\"']{{0,3}}(?:[A-Za-z][ \t]?=[ \t]?)?(?=-?\.?\d|(?:{COUNT})\b|(?:an?\s+)?(?:half|dozen)\b)"
 OR = re.compile(
-    rf"{UNIT}{CLOSED}[.,，。;；(]{{0,2}}[ \t]*(?:[(/][ \t]*)?"
-    rf"(?:\b(?:and/or|or(?!\s+so\b)|maybe|perhaps|possibly|alternatively|vs\.?|versus)[\s,]+|或者?\s*|也可能是?\s*)"
+    rf"{UNIT}{CLOSED}[.,，。;；(?!]{{0,2}}[ \t]*(?:[(/][ \t]*)?"
+    rf"(?:\b(?:and/or|or(?!\s+so\b)|maybe|perhaps|possibly|alternatively|vs\.?|versus)[\s,/]+|或者?\s*|也可能是?\s*)"
     rf"{FILLER}{{0,4}}{NEXT}",
     re.IGNORECASE,
 )
 TO = re.compile(rf"{CLOSED}[ \t]*(?:(?:-|~|\.{{2,3}}|…|到|至)[ \t]*|\bto\s+){FILLER}{{0,2}}{NEXT}", re.IGNORECASE)
-MORE = re.compile(r"[ \t]*(?:\||±|\+/-|\\pm)[ \t]*-?\.?\d")
+MORE = re.compile(r"[ \t]*(?:\||±|\+/-|\\(?:pm|lor|vee|cup|to|mid|&|\\)(?![A-Za-z]))[ \t]*-?\.?\d")
 LIST = re.compile(
-    rf"(?:{UNIT}{CLOSED}[ \t]*(?:[,;&/|、，；]|and\b|和)[ \t]*|[ \t]+)(?=[-$(\[{{]{{0,3}}\.?\d)", re.IGNORECASE
+    rf"(?:{UNIT}{CLOSED}[ \t]*(?:[,;&/|、，；]|and\b|和)[ \t]*|[ \t]+)"
+    r"(?=[-$(\[{]{0,3}(?:[A-Za-z][ \t]?=[ \t]?)?\.?\d)",
+    re.IGNORECASE,
 )
 LIST_END = re.compile(rf"{UNIT}[^\w\n]*(?:\n|\Z)")
 MAX_LIST = 12
+BETWEEN = re.compile(r"(?P<words>(?:=>|[^\d\n(=+*/^:\"√\\]){1,20}?)(?=-?\.?\d)")
+RELATED = re.compile(
+    r"\b(?:not|than|of|per|in|for|at|after|from|every|with|by|on|since|because|(?<!well )as(?! well)|if|before|is|minus"
+    r"|times|equals|makes|so|total|i\.e)\b",
+    re.IGNORECASE,
+)
+END = re.compile(r"[^\w\n]*(?:\n|\Z)")
 
 
-def offers(text: str, first: Number, *, between: bool = False) -> bool:
+def offers(text: str, first: Number, *, between: bool = False, whole: bool = True) -> bool:
     """Whether something else than the number is offered right behind it, in the cleaned text that it is from.
 
-    between: with "from 5 to 10" as one value, the second. Without, a range is a choice.
+    between: with "from 5 to 10" as one value, the second. Without, a range is a choice. whole: the number begins its
+    line, so that nothing but numbers behind it is a list.
     """
     if MORE.match(text, first.end) or text[: first.start].rstrip().endswith(("±", "\\pm", "+/-")):
         return True
@@ -46,7 +56,21 @@ def offers(text: str, first: Number, *, between: bool = False) -> bool:
     for found in (pattern.match(text, first.end) for pattern in patterns):
         if found is not None and _differs(first, _number(text, found.end())):
             return True
-    return _lists(text, first)
+    return _lists(text, first) or (whole and bare_list(text, first))
+
+
+def bare_list(text: str, first: Number) -> bool:
+    """Nothing but numbers with a word or a sign between them, up to the end of the line: "5 else 6", "5 -> 6"."""
+    at, differs = first.end, False
+    for _ in range(MAX_LIST):
+        found = BETWEEN.match(text, at)
+        if found is None or RELATED.search(found["words"]):
+            break
+        other = _number(text, found.end())
+        if other is None:
+            break
+        at, differs = other.end, differs or _differs(first, other)
+    return differs and END.match(text, at) is not None
 
 
 def _lists(text: str, first: Number) -> bool:
@@ -63,7 +87,7 @@ def _lists(text: str, first: Number) -> bool:
 
 def _number(text: str, at: int) -> Number | None:
     """The number that begins at a place, or right behind an opening mark there."""
-    part = re.match(r"[($\[{\"'\s]{0,4}", text[at:])
+    part = re.match(r"[($\[{\"'\s]{0,4}(?:[A-Za-z]\s?=\s?)?", text[at:])
     start = at + (part.end() if part else 0)
     some = find_numbers(text[start : start + 80]) or words(text[start : start + 80])
     if not some or some[0].start > 0:

@@ -128,12 +128,14 @@ def cleaned(text: str) -> str:
     text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + unicodedata.normalize("NFKC", m[0]).replace("\u2044", "/"), text)
     text = text.translate(FULL_WIDTH)
     text = DOTTED.sub(lambda m: m[0].replace(".", ""), text)
+    text = MONEY.sub(lambda m: m[0].replace(" ", ""), text)
     for pattern, replacement in (*LATEX, *PLAIN, *SIGNS) if "\\" in text else (*PLAIN, *SIGNS):
         text = pattern.sub(replacement, text)
     return CENTS.sub(lambda m: f"{m[1]}.{int(m[2]):02}", text)
 
 
 DOTTED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,9}(?![\d.]*\d)")
+MONEY = re.compile(r"(?<=[$€£¥₩₹])\d{1,3}(?: \d{3}){1,4}(?!\d)")
 CENTS = re.compile(r"\b(\d+)\s{1,3}dollars?\s{1,3}and\s{1,3}(\d{1,2})\s{1,3}cents?\b")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from palestra.data.boxes import BOX, boxed_contents
 from palestra.errors import ConfigError, unknown
-from palestra.reward.choices import offers, same_value
+from palestra.reward.choices import bare_list, offers, same_value
 from palestra.reward.numerals import LONE_DASH, SPACED, Number, cleaned, find_numbers, whole_number, words
 
 MAX_TEXT = 20_000  # characters read, from the end: answers stand there, and a reward must not take seconds
@@ -33,6 +33,7 @@ NEXT_QUESTION = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+SIDE_BY_SIDE = re.compile(r"</answer>[ \t]*<answer>(?:(?!<answer>).)*\Z", re.DOTALL | re.IGNORECASE)
 HASHES = re.compile(r"#{4,}[ \t]*(?:\n[ \t]*)?")
 PHRASE = re.compile(
     r"(?:final\s+answer|(?<![A-Za-z/])answer)(?:\s+(?:to\s+the\s+(?:question|problem)))?"
@@ -217,6 +218,8 @@ def _tagged_number(text: str) -> Reading:
         opened = text.lower().rfind("<answer>")
         return NOTHING if opened < 0 else _after(text[opened + len("<answer>") :][:MAX_AFTER])
     inside = tagged[-1]
+    if len(tagged) > 1 and tagged[-2].strip() != inside.strip() and SIDE_BY_SIDE.search(text):
+        return None
     boxes = boxed_contents(inside)
     found = _single(boxes[-1] if boxes else inside)
     if found is not None or boxes:
@@ -226,10 +229,15 @@ def _tagged_number(text: str) -> Reading:
 
 
 def _hash_number(text: str) -> Reading:
-    for match in reversed(list(HASHES.finditer(text))[-MAX_MARKERS:]):
+    matches = list(HASHES.finditer(text))[-MAX_MARKERS:]
+    for at, match in reversed(list(enumerate(matches))):
         found = _after(text[match.end() : match.end() + MAX_AFTER], markdown=True)
-        if found is not NOTHING:
-            return found
+        if found is NOTHING:
+            continue
+        before = text[matches[at - 1].end() : match.start()] if at else "\n"
+        earlier = find_numbers(before) if "\n" not in before else []
+        different = isinstance(found, Number) and any(not same_value(n, found) for n in earlier)
+        return None if different else found  # "#### 5 #### 6"
     return NOTHING
 
 
@@ -251,6 +259,7 @@ def _boxed_number(text: str) -> Reading:
 
 
 CHOICE_OF_BOXES = re.compile(
+    r"\}[ \t$.,]{0,9}\\(?:boxed|fbox)\b|"
     r"\}[\s$.,]{0,9}(?:\bor\b|或者?|and\b|[,;|/])[\s$,]{0,9}(?:[a-z]+\s+){0,3}[\s$]{0,3}\\(?:boxed|fbox)\b"
 )
 
@@ -272,6 +281,8 @@ def _single(text: str) -> Reading:
     if re.search(r"\bor\b(?! so\b)|或", plain):
         numbers = find_numbers(plain) + words(plain)
         return numbers[0] if len(numbers) > 1 and all(same_value(n, numbers[0]) for n in numbers) else None
+    if re.search(r"\d\s*[,;]\s*[A-Za-z]\s*=", plain):
+        return None  # x = 5, x = 6
     return whole_number(plain) or whole_number(plain.rpartition("=")[2]) or whole_number(plain.partition("=")[0])
 
 
@@ -319,10 +330,14 @@ def _last_number(plain: str) -> Reading:
     if not numbers:
         return NOTHING
     last = numbers[-1]
+    line = plain.rstrip().rpartition("\n")[2]
+    in_line = find_numbers(line[:MAX_AFTER])
     if offers(plain, last):
+        return None
+    if len(in_line) > 1 and "=" not in line and not line[: in_line[0].start].strip() and bare_list(line, in_line[0]):
         return None
     for other in numbers[-2:-1]:
         change = re.search(r"\bfrom\s*$", plain[: other.start]) is not None
-        if offers(plain[: last.end], other, between=change) and not same_value(other, last):
+        if offers(plain[: last.end], other, between=change, whole=False) and not same_value(other, last):
             return None
     return last
