@@ -29,6 +29,12 @@ def test_a_part_that_rises_with_accuracy_or_is_not_paid_rings_nothing(rewards: o
     assert "reward_hacking" not in rung(rows, rl_config(rewards=rewards))
 
 
+@pytest.mark.parametrize(("weights", "rings"), [({}, True), ({"env/lucky": 0.5}, True), ({"env/lucky": 0.0}, False)])
+def test_what_an_environment_pays_is_watched_unless_its_weight_is_0(weights: dict[str, float], rings: bool) -> None:
+    rows = evaluated(rl_rows(reward__env__lucky=to(0.2, 0.9), **FLAT), 10, accuracy=level(0.3))
+    assert ("reward_hacking" in rung(rows, rl_config(rewards=PAID | weights))) is rings  # unnamed, it is paid in full
+
+
 def test_a_flat_part_rings_nothing() -> None:
     rows = evaluated(rl_rows(reward__steps=level(0.5), **FLAT), 10, accuracy=level(0.3))
     assert "reward_hacking" not in rung(rows, rl_config(rewards=PAID))

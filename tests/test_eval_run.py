@@ -111,6 +111,16 @@ def test_without_a_part_for_the_form_the_format_rate_is_the_share_of_answers_tha
     assert "| format |" in (tmp_path / "a" / "report.md").read_text()
 
 
+def test_half_a_surrogate_pair_in_a_reply_does_not_end_the_evaluation(tmp_path: Path) -> None:
+    """JSON can escape half of an emoji, and a server that cuts inside one does."""
+    with JsonServer(lambda body: chat("\ud83d 1")) as server:
+        found = played(tmp_path / "a", f"endpoint={server.url}", "model=m", "sampling.max_new_tokens=40")
+    assert found["accuracy"] == 0.0
+    rows = [json.loads(line) for line in (tmp_path / "a" / "examples.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert "\ud83d 1" in rows[0]["text"]  # as it was, and the page shows the escape
+    assert (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_plan_names_the_player_and_writes_nothing(tmp_path: Path) -> None:
     given = ["endpoint=http://127.0.0.1:9/v1", "model=m", "eval.samples=4", "eval.temperature=1", "eval.baseline=base"]
     plan = describe(load(BASE, [f"out={tmp_path / 'a'}", *given], EvalConfig))

@@ -42,6 +42,13 @@ def example(task: str, member: int, value: float | None, **more: object) -> Exam
     return Example(task, member, "?", "72", value=value, right=None if value is None else value >= 1, **more)
 
 
+def test_a_right_answer_is_off_by_nothing_however_it_is_written() -> None:
+    percent = [example("a", 0, 1.0, prediction="25"), example("b", 0, 0.0, prediction="0.35")]
+    percent = [dataclasses.replace(e, gold="0.25") for e in percent]
+    assert [error_of(e) for e in percent] == [(0.0, 0.0), (pytest.approx(0.1), pytest.approx(0.4))]
+    assert summarise(percent)["numeric_error"]["mean"] == pytest.approx(0.05)
+
+
 @pytest.mark.parametrize(("n", "c", "k"), [(5, 2, 2), (6, 6, 3), (6, 0, 2), (4, 3, 4)])
 def test_pass_at_k_and_pass_hat_k_are_the_shares_of_all_choices_of_k_samples(n: int, c: int, k: int) -> None:
     choices = list(itertools.combinations([True] * c + [False] * (n - c), k))

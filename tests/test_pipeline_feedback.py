@@ -99,6 +99,18 @@ def test_the_road_of_feedback_ends_in_rl_against_the_reward_model(
     assert done["rl"]["summary"]["steps"] == 1
 
 
+def test_half_a_surrogate_pair_is_judged_kept_and_paired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("judge_of_length")
+    vars(module)["judge"] = judge
+    monkeypatch.setitem(sys.modules, "judge_of_length", module)
+    write_rollouts(tmp_path / "played.jsonl.zst", [group(0, ["\ud83d", "\ud83d longer"])])
+    out = tmp_path / "scored.jsonl.zst"
+    assert judge_rollouts(judged_by_length(tmp_path / "played.jsonl.zst"), out, QUIET)["unscored"] == 0
+    assert write_pairs(PairsStage(rollouts=str(out)), tmp_path / "pairs.jsonl")["pairs"] == 1
+    row = json.loads((tmp_path / "pairs.jsonl").read_text(encoding="utf-8"))
+    assert row["chosen"][0]["content"] == "\ud83d longer"
+
+
 def test_a_tie_makes_no_pair(tmp_path: Path) -> None:
     write_rollouts(tmp_path / "s.jsonl.zst", [group(0, ["a", "b"], [0.5, 0.5]), group(1, ["a", "b"], [0.1, 0.9])])
     told = write_pairs(PairsStage(rollouts=str(tmp_path / "s.jsonl.zst")), tmp_path / "pairs.jsonl")

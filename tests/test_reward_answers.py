@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from answer_texts import BOXED, FORMS, MATH, NUMERIC, NUMERIC_ALONE, Rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,7 +132,6 @@ SAME = [
     ("#### ½", "0.5"),
     ("#### ７２", "72"),
     ("#### -\\$5", "-5"),
-    ("so 10-3", "3"),
     ("The area is 5 cm^2", "5"),
     ("#### 72.0", "72"),
     ("\\boxed{18 \\text{ dollars}}", "18"),
@@ -157,6 +157,8 @@ DIFFERENT = [
     ("#### 5600001", "5600000"),
     ("#### 6:30", "6"),
     ("#### 71", "72"),
+    ("so 10-3", "-3"),  # a difference that nobody worked out
+    ("so 10-3", "3"),
     ("#### 5, 6", "5"),  # a list of guesses is no answer
     ("#### 5 and 6", "5"),
     ("The answer is 5 6 7.", "5"),
@@ -168,7 +170,7 @@ def test_another_number_or_none_is_wrong(text: str, gold: str) -> None:
     assert not is_correct(text, gold)
 
 
-MATH = [
+FORMULAS = [
     ("\\boxed{x^2+2x+1}", "(x+1)^2", True),
     ("\\boxed{\\frac{\\sqrt3}{2}}", "\\frac{\\sqrt{3}}{2}", True),
     ("\\boxed{3\\sqrt{2}}", "\\sqrt{18}", True),
@@ -189,9 +191,35 @@ MATH = [
 ]
 
 
-@pytest.mark.parametrize(("text", "gold", "correct"), MATH)
+@pytest.mark.parametrize(("text", "gold", "correct"), FORMULAS)
 def test_mathematical_answers_are_compared_as_mathematics(text: str, gold: str, correct: bool) -> None:
     assert is_correct(text, gold, "math") is correct
+
+
+REPLIES = Path(__file__).with_name("golden") / "replies.jsonl"
+
+
+@pytest.mark.parametrize("mode", ["numeric", "boxed", "math"])
+def test_whole_replies_as_models_write_them_are_judged_as_a_careful_reader_would(mode: str) -> None:
+    """Each row: a text, a gold answer, whether it is right, and the modes that this holds in."""
+    rows = [json.loads(line) for line in REPLIES.read_text(encoding="utf-8").splitlines()]
+    asked = [row for row in rows if mode in row["modes"]]
+    assert len(asked) > 50
+    assert [row for row in asked if is_correct(row["text"], row["gold"], mode) is not row["right"]] == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "rows"),
+    [
+        ("numeric", NUMERIC),
+        ("boxed", BOXED),
+        ("math", MATH),
+        ("math", [row for row in NUMERIC if row[0] not in NUMERIC_ALONE]),
+    ],
+    ids=["numeric", "boxed", "math", "numbers in math"],
+)
+def test_replies_in_the_style_of_real_models_are_judged_as_a_careful_reader_would(mode: str, rows: Rows) -> None:
+    assert [row for row in rows if is_correct(row[0], row[1], mode) is not row[2]] == []
 
 
 def test_an_unknown_mode_is_refused_with_the_nearest_right_one() -> None:
@@ -231,7 +259,10 @@ def test_no_text_raises_and_an_answer_is_right_for_itself(text: str) -> None:
 
 BOMBS = ["answer" + " " * 50_000, "11," * 20_000, "#### 5" + ", 6" * 20_000 + "x", "1/" * 20_000,
          "\\boxed{" * 9_000, "Question" + " " * 50_000, "^" + " " * 50_000,
-         "\\[" * 20_000, "9^{" * 15_000, "1" * 50_000, "#### 1e999", "<think>" * 9_000]  # fmt: skip
+         "\\[" * 20_000, "#### 5" + " or" * 20_000, "one and " * 20_000, "5 | " * 20_000, "三" * 50_000, "{" * 50_000,
+         "The answer is 5" + " * 5 a a" * 9_000, "answer: " * 20_000, "\\boxed{1} or " * 9_000, "5-" * 20_000,
+         "$" * 50_000, "1 and a half " * 9_000,
+         "9^{" * 15_000, "1" * 50_000, "#### 1e999", "<think>" * 9_000]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", BOMBS, ids=range(len(BOMBS)))
@@ -239,7 +270,8 @@ def test_hostile_texts_are_read_in_linear_time(text: str) -> None:
     import time
 
     started = time.perf_counter()
-    extract_answer(text)
+    for mode in ("numeric", "boxed", "math"):
+        extract_answer(text, mode)
     assert time.perf_counter() - started < 3.0  # the quadratic versions of these patterns took minutes
 
 
@@ -298,6 +330,21 @@ def test_every_gsm8k_solution_is_right_for_its_gold_and_for_no_neighbour() -> No
             value = int(gold.replace(",", ""))
             assert is_correct(solution, gold), solution
             assert not any(is_correct(f"#### {value + off}", gold) for off in (-1, 1)), solution
+            count += 1
+    assert count == 8792
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="the GSM8K files are not there")
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FORMS[1:3])])
+def test_a_gsm8k_solution_with_its_last_number_altered_is_wrong_however_it_is_written(form: str) -> None:
+    count = 0
+    for split in ("train", "test"):
+        for line in (GSM8K / f"{split}.jsonl").read_text(encoding="utf-8").splitlines():
+            worked, _, gold = json.loads(line)["answer"].rpartition("\n#### ")
+            for off in (-1, 1):
+                altered = f"{worked}\n{form.format(int(gold.replace(',', '')) + off)}"
+                assert not is_correct(altered, gold), altered
+            assert is_correct(f"{worked}\n{form.format(gold)}", gold)
             count += 1
     assert count == 8792
 

@@ -89,6 +89,33 @@ def test_partial_credit_follows_the_error_bands_and_pays_for_work_only_inside_on
     assert scores == pytest.approx([1.0, 1.0, 0.8, 0.5, 0.0, 0.6, 1.0, 0.0])
 
 
+def test_partial_credit_pays_all_for_what_accuracy_calls_right_in_every_mode() -> None:
+    texts = ["#### 25%", "#### 0.25", "\\boxed{2x+2}", "\\boxed{2x+3}", "#### 5", "#### two dozen"]
+    gold, modes = (
+        ["0.25", "25%", "2(x+1)", "2(x+1)", "5", "24"],
+        ["numeric", "numeric", "math", "math", "boxed", "numeric"],
+    )
+    assert partial_credit()(completions=texts, answer=gold, mode=modes) == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+REASONED: Message = {"role": "assistant", "reasoning_content": "1. add\n2. check", "content": "<answer>9</answer>"}
+
+
+def test_reasoning_that_a_message_holds_apart_is_written_too() -> None:
+    chat: list[Message] = [{"role": "user", "content": "?"}, REASONED]
+    assert think_answer_format([chat]) == [1.0]
+    assert step()(completions=[chat], answer=["9"]) == [pytest.approx(1.2)]
+    over = length_penalty(target=0, alpha=0.001)(completions=[chat], answer=["9"])
+    assert over == [pytest.approx(1 - 0.001 * (15 + 1 + 18))]  # the reasoning, a line break, the reply
+    assert boxed_format([[{**REASONED, "reasoning_content": "\\boxed{4}?", "content": "\\boxed{9}"}]]) == [1.0]
+
+
+def test_reasoning_that_a_server_took_out_of_a_turn_is_put_back_and_what_the_text_still_holds_is_not_doubled() -> None:
+    apart = Turn(turn(REASONED["content"]).spans, (), REASONED, "stop")
+    whole = Turn(turn("<think>1. add</think><answer>9</answer>").spans, (), REASONED, "stop")
+    assert think_answer_format([""] * 2, trajectories=[trajectory(apart), trajectory(whole)]) == [1.0, 1.0]
+
+
 def test_accuracy_reads_1_072_and_abstains_without_gold() -> None:
     assert accuracy(["#### 1,072", "x = 5", "#### 5"], answer=["1072", "6", None]) == [1.0, 0.0, None]
 

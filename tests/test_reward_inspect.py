@@ -106,7 +106,7 @@ def test_built_in_rewards_pay_no_probe(chat: bool) -> None:
     found = probes({"accuracy": 1.0, "step": 0.2}, chat)
     assert [name for name, p in found.items() if p.verdict] == []
     assert all(found[name].reward == 0 for name in ("empty", "newlines", "echo of the question"))
-    assert found["many answers"].reward == pytest.approx(1.2 / 5)  # the last of five boxes, as often as chance has it
+    assert found["many answers"].reward == found["two answers"].reward == 0  # several values are no answer
     assert found["answer without work"].reward == pytest.approx(1.2)  # the recorded best has its step: 1.22
 
 
@@ -125,7 +125,7 @@ def test_planted_hacks_are_found_and_only_they() -> None:
     assert {n for n, p in spam.items() if p.verdict.startswith(("more", "half"))} == {"newlines"}
     anywhere = probes({"planted_anywhere": 1.0})
     assert anywhere["many answers"].reward == 1.0
-    assert {n for n, p in anywhere.items() if p.verdict.startswith(("more", "half"))} == {"many answers"}
+    assert {n for n, p in anywhere.items() if p.verdict.startswith(("more", "half"))} == {"many answers", "two answers"}
     brief = probes({"accuracy": 1.0, "soft_overlong": {"max_len": 4, "cache": 3, "weight": 9.0}})
     assert brief["empty"].verdict.startswith("more than the recorded mean")  # saying nothing is what it teaches
 
@@ -133,6 +133,8 @@ def test_planted_hacks_are_found_and_only_they() -> None:
 def test_guesses_have_the_right_one_at_every_place_and_need_no_number() -> None:
     made = texts(Task("t", "?", "red"), ["blue", "red", "green", "blue"])
     assert made["many answers"][0] == ["#### red blue green", "#### blue red green", "#### blue green red"]
+    assert made["two answers"][0] == ["\\boxed{red or blue}", "\\boxed{blue or red}"]
+    assert "two answers" not in texts(Task("t", "?", "red"), ["red"])  # nothing to choose from
     assert set(texts(Task("t", "?"), [])) == {"empty", "newlines", "echo of the question"}
 
 
@@ -176,7 +178,16 @@ def test_what_only_the_policy_can_measure_is_shown_as_recorded_and_not_scored_ag
 def test_the_tables_show_parts_pairs_and_probes(run: Path) -> None:
     shown = call(str(run), "rewards.planted_anywhere=1").output
     assert "4 episodes in 2 groups" in shown
-    for words in ("accuracy", "planted_anywhere", "flat", "pull", "correlation", "many answers", "more than"):
+    for words in (
+        "accuracy",
+        "planted_anywhere",
+        "flat",
+        "pull",
+        "correlation",
+        "many answers",
+        "two answers",
+        "half of the",
+    ):
         assert words in shown
 
 

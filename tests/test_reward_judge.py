@@ -15,7 +15,7 @@ from http_server import JsonServer
 from palestra.errors import ConfigError
 from palestra.reward.build import make_rubric
 from palestra.reward.endpoint import ChatEndpoint, EndpointError
-from palestra.reward.judge import Judge, JudgeError, judge_pairwise, ring, win_rates
+from palestra.reward.judge import Judge, JudgeError, judge, judge_pairwise, ring, win_rates
 from palestra.reward.rubric import Rubric
 from palestra.types import Author, Episode, Group, Message, Span, StopReason, Task, Trajectory, Turn
 
@@ -99,6 +99,47 @@ def test_no_score_or_one_outside_the_scale_is_a_failure_of_its_own_and_no_zero(s
     assert scored(judged, "1", "12", "123") == [None, None, 1.0]
     assert judged.errors == {"j": 2} and "JudgeError: no score" in judged.last_error["j"]
     assert len(server.requests) == 3  # nobody is asked again for what another one failed
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("**Score:** 8", 8),
+        ("Score (1-10): 8", 8),
+        ("Score out of 10: 8", 8),
+        ("Score: 8/10", 8),
+        ("Final score = 8.5", 8.5),
+        ("Score - 8", 8),
+        ("The score is 8.", 8),
+        ("Score: 3. No, on reflection:\n### Score\n8", 8),
+        ("Score: -8", None),
+        ("Score:-8", None),
+        ("Score: \u22128", None),
+    ],
+)
+def test_scores_are_read_as_judges_write_them_with_their_sign(reply: str, value: float | None) -> None:
+    judge = Judge(lambda messages: reply, scale=(0, 10))
+    if value is not None:
+        assert judge.score("2+2?", "4") == pytest.approx(value / 10)
+    else:
+        with pytest.raises(JudgeError, match="no score from 0 to 10"):
+            judge.score("2+2?", "4")
+    assert Judge(lambda messages: "Score: -8", scale=(-10, 10)).score("2+2?", "4") == pytest.approx(0.1)
+
+
+SEEN: list[str] = []
+
+
+def by_sight(messages: Any) -> str:
+    SEEN.append(messages[-1]["content"])
+    return "Score: 5"
+
+
+def test_a_judge_is_not_shown_the_reasoning_that_a_message_holds_apart() -> None:
+    reply: list[Message] = [{"role": "assistant", "reasoning_content": "I guess", "content": "It is 4."}]
+    scores = judge(f"{__name__}:by_sight")(prompts=["2+2?"], completions=[reply])
+    assert scores == [pytest.approx(4 / 9)]
+    assert "It is 4." in SEEN[-1] and "guess" not in SEEN[-1]
 
 
 def test_pairs_are_asked_in_both_orders_and_shares_of_wins_are_paid(server: Server) -> None:

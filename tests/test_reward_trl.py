@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from typing import Any
 
@@ -14,7 +15,7 @@ from palestra.errors import ConfigError, RewardError
 from palestra.reward.build import make_rubric
 from palestra.reward.rubric import RESERVED, REWARD_ERRORS, Rubric
 from palestra.reward.trl import EXTRAS, NOTES, TrainerState
-from palestra.types import Episode, Group, StopReason, Task, Trajectory
+from palestra.types import Author, Episode, Group, Span, StopReason, Task, Trajectory, Turn
 
 
 def group(prompt: Any = "2+2?", count: int = 2, **meta: Any) -> Group:
@@ -30,6 +31,65 @@ def score(function: Any, scored: Group, *state: TrainerState) -> Group:
 
 def rewards(scored: Group) -> list[float | None]:
     return [e.reward for e in scored.episodes]
+
+
+def format_reward_func(completions, **kwargs):  # type: ignore[no-untyped-def]
+    """TRL's example for conversational completions."""
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    contents = [completion[0]["content"] for completion in completions]
+    return [1.0 if re.match(pattern, content) else 0.0 for content in contents]
+
+
+def reward_func(completions, ground_truth, **kwargs):  # type: ignore[no-untyped-def]
+    """TRL's example with a column of the data, for plain completions."""
+    matches = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
+    contents = [match.group(1) if match else "" for match in matches]
+    return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth)]  # noqa: B905
+
+
+def math_reward_func(prompts, completions, task, log_metric=None, **kwargs):  # type: ignore[no-untyped-def]
+    """TRL's example of a function that abstains from other tasks, which logs too."""
+    rewards = []
+    for prompt, completion, t in zip(prompts, completions, task):  # noqa: B905
+        asked, said = prompt[-1]["content"], completion[0]["content"]
+        rewards.append(float(str(eval(asked)) in said) if t == "math" else None)
+    if log_metric:
+        log_metric("accuracy", sum(r for r in rewards if r is not None))
+    return rewards
+
+
+async def slow_reward_func(prompts, completions, **kwargs):  # type: ignore[no-untyped-def]
+    """TRL's example of an asynchronous function."""
+    await asyncio.sleep(0)
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+
+def reward_len(completion_ids, **kwargs):  # type: ignore[no-untyped-def]
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def spoken(chat: bool, *texts: str, **meta: Any) -> Group:
+    prompt: Any = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2"}] if chat else "2+2"
+    task, episodes = Task("t", prompt, "4", meta), []
+    for member, text in enumerate(texts):
+        span = Span(np.arange(3), Author.MODEL, "assistant", text, np.zeros(3), 0)
+        turn = Turn((span,), tuple(task.messages()), {"role": "assistant", "content": text}, "eos")
+        episodes.append(Episode(task, (Trajectory((turn,), StopReason.ENV_TERMINATED),), member=member))
+    return Group(task, 0, tuple(episodes))
+
+
+def test_trls_own_examples_run_as_they_are_printed_on_messages_and_on_texts() -> None:
+    def by(function: Any, chat: bool, *texts: str, **meta: Any) -> Group:
+        return asyncio.run(Rubric({"f": (function, 1.0)}, chat=chat).score(spoken(chat, *texts, **meta)))
+
+    talk = "<think>2+2</think><answer>4</answer>", "5"
+    assert rewards(by(format_reward_func, True, *talk)) == [1.0, 0.0]
+    assert rewards(by(reward_func, False, "\\boxed{4}", "\\boxed{5}")) == [1.0, 0.0]
+    solved = by(math_reward_func, True, *talk, task="math")
+    assert rewards(solved) == [1.0, 0.0] and [e.info[NOTES]["accuracy"] for e in solved.episodes] == [1.0, 1.0]
+    assert rewards(by(math_reward_func, True, *talk, task="code")) == [None, None]
+    assert rewards(by(slow_reward_func, True, *talk)) == [36.0, 1.0]
+    assert rewards(by(reward_len, True, *talk)) == rewards(by(reward_len, False, *talk)) == [3.0, 3.0]
 
 
 def test_the_trainers_state_is_one_object_for_the_call_required_or_among_the_rest() -> None:

@@ -15,7 +15,7 @@ from palestra.env import make_env
 from palestra.errors import DataError
 from palestra.reward.build import make_rubric
 from palestra.rollout.dump import group_from_dict, group_to_dict, read_rollouts, write_rollouts
-from palestra.run.files import write_text, writing
+from palestra.run.files import HALVES, write_text, writing
 from palestra.run.progress import Progress
 from palestra.train.config import Choice
 from palestra.train.sample_config import PairSelection
@@ -45,7 +45,7 @@ def judge_rollouts(config: JudgeStage, file: Path, progress: Progress) -> dict[s
     progress.phase("judging", total=len(groups), done=len(done))
 
     async def judge() -> None:
-        with kept.open("a", encoding="utf-8") as lines:
+        with kept.open("a", encoding="utf-8", errors=HALVES) as lines:
             for group in groups[len(done) :]:
                 done.append(await rubric.score(group))
                 lines.write(json.dumps(group_to_dict(done[-1]), ensure_ascii=False, default=repr) + "\n")

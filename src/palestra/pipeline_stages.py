@@ -29,7 +29,7 @@ from palestra.model.export import export_merged
 from palestra.pipeline_feedback import JudgeStage, PairsStage, judge_rollouts, write_pairs
 from palestra.registry import Registry
 from palestra.reward.validate import validate
-from palestra.run.files import read_json, writing
+from palestra.run.files import HALVES, read_json, writing
 from palestra.run.progress import Progress
 from palestra.train.config import Dtype, EvalConfig, MaybeSource, ModelConfig, RLConfig, SFTConfig, Source
 from palestra.train.evaluation import run_eval
@@ -140,7 +140,7 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
     count = 0
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors=HALVES) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             count += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 BOX = re.compile(r"\\(?:f?boxed|fbox)(?:\s{0,9}\{|[ ](?P<bare>-?\d+))")
+MARKS = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def closing(text: str, start: int) -> int:
@@ -33,17 +34,30 @@ def boxed_contents(text: str) -> list[str]:
 
     >>> boxed_contents("\\boxed{4} and \\boxed{\\frac{1}{2}} and \\boxed{9")
     ['4', '\\frac{1}{2}']
+    >>> boxed_contents("\\boxed{5 or so, wait: \\boxed{72}")
+    ['72']
     """
     found: list[str] = []
+    ends = _closings(text)
     match = BOX.search(text)
     while match is not None:
+        start, end = match.end(), match.end()
         if match["bare"]:
-            end = match.end()
             found.append(match["bare"])
-        else:
-            end = closing(text, match.end() - 1)
-            if end < 0:
-                break  # the text ends inside this box, so no later one can be complete either
-            found.append(text[match.end() : end])
-        match = BOX.search(text, end)
+        elif start - 1 in ends:
+            end = ends[start - 1]
+            found.append(text[start:end])
+        match = BOX.search(text, end)  # one that is never closed may hold a complete one: a box begun anew
+    return found
+
+
+def _closings(text: str) -> dict[int, int]:
+    """Where each brace that is closed is closed, in one pass."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for mark in MARKS.finditer(text):
+        if mark[0] == "{":
+            opened.append(mark.start())
+        elif mark[0] == "}" and opened:
+            found[opened.pop()] = mark.start()
     return found

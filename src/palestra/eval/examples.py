@@ -128,7 +128,7 @@ def error_of(example: Example) -> tuple[float, float] | None:
     said = None if example.prediction is None else to_number(example.prediction)
     if gold is None or said is None:
         return None
-    off = abs(said - gold)
+    off = 0.0 if example.right else abs(said - gold)  # 25 is right for 0.25 where it said 25%
     return off, off / abs(gold) if gold else (0.0 if off == 0 else float("inf"))
 
 

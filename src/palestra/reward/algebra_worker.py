@@ -48,10 +48,14 @@ def equal(gold: str, answer: str, rel_tol: float) -> bool:
 
     math-verify rounds to decimals, an absolute tolerance under which all tiny numbers are equal.
     """
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
 
+    formula = (LatexExtractionConfig(),)  # without the other way of reading, which takes a 3 out of "3\\pi."
     try:
-        a, b = (parse(f"${text}$", parsing_timeout=None, raise_on_error=False) for text in (gold, answer))
+        a, b = (
+            parse(f"${text}$", extraction_config=formula, parsing_timeout=None, raise_on_error=False)
+            for text in (gold, answer)
+        )
         if not a or not b or not verify(a, b, timeout_seconds=None, raise_on_error=False):
             return False
         return close(a[0], b[0], rel_tol)

@@ -12,45 +12,18 @@ its kin, the last complete ``\boxed{}``, the last number. Modes:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from palestra.data.boxes import boxed_contents as boxed_contents
-from palestra.errors import ConfigError, unknown
-from palestra.reward.latex import MAX_LENGTH, bare_latex, parts, plain_math
-from palestra.reward.numerals import Number, cleaned, find_numbers, whole_number, words
+from palestra.reward.choices import readings
+from palestra.reward.latex import MAX_LENGTH, bare_latex, parts, plain_math, without_unit
+from palestra.reward.numerals import Number, cleaned, whole_number
+from palestra.reward.reading import MODES as MODES
+from palestra.reward.reading import Found, quantity, read
 from palestra.reward.symbolic import ALGEBRA
 
-MAX_TEXT = 20_000  # characters read, from the end: answers stand there, and a reward must not take seconds
-
-MAX_MARKERS = 20
-
-REASONING = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
-REASONING_END = re.compile(r"^.*</(?:think|thinking|thought|reasoning)>", re.DOTALL | re.IGNORECASE)
-END_OF_TURN = re.compile(r"<\|(?:im_end|endoftext|eot_id|end|end_of_text)\|>|</s>|<eos>|<end_of_turn>|<\|im_start\|>")
-NEXT_QUESTION = re.compile(
-    r"^[ \t#*]*(?:(?:next|new)\s+)?(?:question|q|problem|exercise|human|user|instruction|问题|题目|问)"
-    r"[ \t]{0,9}\d{0,9}[ \t]{0,9}\**[:：]",
-    re.IGNORECASE | re.MULTILINE,
-)
-TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
-HASHES = re.compile(r"####[ \t]*(?:\n[ \t]*)?")
-PHRASE = re.compile(
-    r"(?:final\s+answer|(?<![A-Za-z])answer)(?:\s+(?:to\s+the\s+(?:question|problem)))?"
-    r"(?:\s+(?:is|should\s+be|would\s+be|must\s+be|equals|comes\s+to)(?!\s+not\b)(?:\s*[:：])?|[\s*]*[:：=])"
-    r"|(?:最终|正确)?答案(?:应该|应|就)?(?:是|为|等于)?\s*[:：]?",
-    re.IGNORECASE,
-)
-LEAD = re.compile(r"^(?:\s|\*|[:：>=≈]|(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\b\s*[:：]?)*", re.IGNORECASE)
-HEADING = re.compile(r"^\d+[.):]\s+\D")
-SENTENCE_END = re.compile(r"\n|[。；;!?！？]|\.(?:\s|$)")
-HEDGE = re.compile(
-    r"\s*[A-Za-z]{0,12}\s*(?:\bor\b|或者?)\s*-?\d"
-    r"|(?:(?:\s*[,;&、，；]\s*|\s+and\s+|\s+)-?\d+(?:\.\d+)?)+\W*$"  # nothing but further numbers
-)
-SUM = re.compile(r"[\s\d.,()+\-*/÷^%]*=\s*(?=-?\.?\d)")
-
-MODES = ("numeric", "boxed", "math")
+CHOICE = re.compile(r"\d\s*(?:[|&、≈→_@#]|\\(?:lor|vee|cup|to|mid|sim|approx|quad)(?![A-Za-z])|到|至|\.{2,}|…)\s*-?\d")
+DASH = re.compile("[\u2010-\u2013\u2212]")
 
 
 def extract_answer(text: str, mode: str = "numeric") -> str | None:
@@ -59,7 +32,7 @@ def extract_answer(text: str, mode: str = "numeric") -> str | None:
     >>> extract_answer("48/2=24, 24+48=72.\n#### 1,072"), extract_answer("\\boxed{\\frac12}", "boxed")
     ('1072', '1/2')
     """
-    found = _found(text, mode)
+    found = read(text, mode)
     if isinstance(found, Number):
         return found.canonical if mode == "numeric" else _plain(found)
     return plain_math(found) if found and mode == "math" else _plain(found)
@@ -76,7 +49,7 @@ def is_correct(
     >>> is_correct("The answer is 72.0 dollars", "72"), is_correct("#### 0.3333", "1/3")
     (True, False)
     """
-    answer = _found(completion, mode)
+    answer = read(completion, mode)
     if answer is None:
         return False
     gold = _gold(str(ground_truth), mode)
@@ -114,10 +87,9 @@ def same_number(a: Number, b: Number, rel_tol: float) -> bool:
     """Equality of two numbers as answers."""
     if a.value is None or b.value is None:
         return a.text == b.text
-    if a.percent == b.percent:
+    if a.percent and b.percent:
         return _close(a.value, b.value, rel_tol)
-    percent, plain = (a.value, b.value) if a.percent else (b.value, a.value)
-    return _close(percent, plain, rel_tol) or _close(percent / 100, plain, rel_tol)
+    return any(_close(x, y, rel_tol) for x in readings(a) for y in readings(b))
 
 
 def _close(a: Fraction, b: Fraction, rel_tol: float) -> bool:
@@ -127,21 +99,10 @@ def _close(a: Fraction, b: Fraction, rel_tol: float) -> bool:
     return abs(a - b) <= Fraction(rel_tol) * max(abs(a), abs(b))
 
 
-# Candidates: a Number; a str where the answer is no number; None where there is no answer.
-Found = Number | str | None
-
-
-def _found(text: str, mode: str) -> Found:
-    read = READERS.get(mode)
-    if read is None:
-        raise ConfigError(unknown("answer mode", mode, MODES))
-    return next((a for part in _parts_to_read(text) if (a := read(part)) is not NOTHING), None)  # type: ignore[return-value]
-
-
 def _gold(text: str, mode: str) -> Found:
     """A gold answer is bare, unless it is a whole solution with its own marker or box."""
     if "####" in text or "\\boxed" in text:
-        return _found(text, mode)
+        return read(text, mode)
     number = whole_number(cleaned(text))
     return text if number is None else number
 
@@ -169,12 +130,14 @@ def _same_math(answer: str, gold: str, rel_tol: float, timeout_s: float) -> bool
         return False
     if len(list_a) > 1:
         return _same_list(brackets_a, list_a, brackets_b, list_b, rel_tol, timeout_s)
-    x, y = _quantity(cleaned(a)), _quantity(cleaned(b))
+    x, y = quantity(cleaned(a)), quantity(cleaned(b))
     if x is not None and y is not None:
         return same_number(x, y, rel_tol)
     if ":" in a + b or not (a and b):
         return False  # clock times and ratios are compared as text
-    return ALGEBRA.equal(gold, answer, rel_tol=rel_tol, timeout_s=timeout_s)
+    if CHOICE.search(answer) or ("+-" in a) != ("+-" in b):
+        return False  # several values, of which the algebra would read one
+    return ALGEBRA.equal(without_unit(gold), DASH.sub("-", without_unit(answer)), rel_tol=rel_tol, timeout_s=timeout_s)
 
 
 def _same_list(
@@ -193,156 +156,3 @@ def _same_list(
             return False
         del left[match]
     return True
-
-
-class _Nothing:
-    """The part of the text holds no answer at all, unlike None: it holds one that cannot be used."""
-
-
-NOTHING = _Nothing()
-Reading = Number | str | _Nothing | None
-
-
-def _parts_to_read(text: str) -> Iterator[str]:
-    """The text up to each invented question, shortest first: what answers the asked one stands before the next."""
-    text = REASONING_END.sub("", REASONING.sub(" ", text))
-    end = next((m.start() for m in END_OF_TURN.finditer(text) if text[: m.start()].strip()), len(text))
-    text = text[:end]
-    starts = [m.start() for m in NEXT_QUESTION.finditer(text)][:8]
-    yield from (text[max(0, at - MAX_TEXT) : at] for at in starts if text[:at].strip())
-    yield text[-MAX_TEXT:]
-
-
-def _read_numeric(text: str) -> Reading:
-    plain = cleaned(text)
-    for reader in (_tagged_number, _hash_number, _phrase_number, _boxed_number):
-        found = reader(plain)
-        if found is not NOTHING:
-            return found
-    if "\\boxed" in text and not boxed_contents(text):
-        return None  # cut off inside its answer: the last number before is no answer
-    numbers = find_numbers(plain)
-    return (numbers[-1] if numbers else words(plain)) or NOTHING
-
-
-def _read_boxed(text: str) -> Reading:
-    boxes = boxed_contents(text)
-    return _bare(boxes[-1]) if boxes else NOTHING
-
-
-def _read_math(text: str) -> Reading:
-    tagged = TAGGED.findall(text)
-    if tagged:
-        boxes = boxed_contents(tagged[-1])
-        return _math(boxes[-1] if boxes else tagged[-1])
-    for marker in (HASHES, PHRASE):
-        for match in reversed(list(marker.finditer(text))[-MAX_MARKERS:]):
-            rest = text[match.end() :]
-            boxes = boxed_contents(rest)
-            if boxes:
-                return _math(boxes[-1])
-            line = re.split(r"\n|\.\s", rest.strip(), maxsplit=1)[0].strip(" *.")
-            if line and not HEADING.match(line):
-                return _math(line)
-    boxes = boxed_contents(text)
-    if boxes:
-        return _math(boxes[-1])
-    if "\\boxed" in text:
-        return None
-    formulas = re.findall(r"\$([^$\n]{1,999})\$|\\\(([^\n]{1,999}?)\\\)|\\\[(.{1,999}?)\\\]", text, re.DOTALL)
-    if formulas:
-        return _math("".join(formulas[-1]))
-    numbers = find_numbers(cleaned(text))
-    return numbers[-1] if numbers else NOTHING
-
-
-READERS: dict[str, Callable[[str], Reading]] = {"numeric": _read_numeric, "boxed": _read_boxed, "math": _read_math}
-
-
-def _bare(text: str) -> Reading:
-    """A bare answer as a number where it is one; None when it offers two to choose from."""
-    text = _unboxed(text)
-    plain = cleaned(text)
-    if re.search(r"\bor\b|或", plain) or not text.strip():
-        return None
-    return _quantity(plain) or text.strip()
-
-
-def _quantity(plain: str) -> Number | None:
-    """The number that mathematical text is; ``10!`` is a factorial there, and ``10!`` in prose is 10."""
-    return None if re.search(r"\d\s?!", plain) else whole_number(plain)
-
-
-def _math(text: str) -> Reading:
-    """A mathematical answer, its own formula marks taken off."""
-    return _bare(text.strip().removeprefix("$").removesuffix("$"))
-
-
-def _unboxed(text: str) -> str:
-    for _ in range(3):
-        inner = boxed_contents(text)
-        if len(inner) != 1 or not text.strip().startswith(("\\boxed", "\\fbox")):
-            break
-        text = inner[0]
-    return text
-
-
-def _tagged_number(text: str) -> Reading:
-    tagged = TAGGED.findall(text)
-    if not tagged:
-        return NOTHING
-    inside = tagged[-1]
-    boxes = boxed_contents(inside)
-    return _single(boxes[-1] if boxes else inside)
-
-
-def _hash_number(text: str) -> Reading:
-    for match in reversed(list(HASHES.finditer(text))[-MAX_MARKERS:]):
-        found = _after(text[match.end() : match.end() + 300], markdown=True)
-        if found is not NOTHING:
-            return found
-    return NOTHING
-
-
-def _phrase_number(text: str) -> Reading:
-    for match in reversed(list(PHRASE.finditer(text))[-MAX_MARKERS:]):
-        found = _after(text[match.end() : match.end() + 300])
-        if found is not NOTHING:
-            return found
-    return NOTHING
-
-
-def _boxed_number(text: str) -> Reading:
-    boxes = boxed_contents(text)
-    return _single(boxes[-1]) if boxes else NOTHING
-
-
-def _single(text: str) -> Reading:
-    """The one number that a box or tag holds, after its last equals sign; None when it holds another thing."""
-    plain = cleaned(_unboxed(text))
-    if re.search(r"\bor\b|或", plain):
-        return None
-    return whole_number(plain) or whole_number(plain.rpartition("=")[2])
-
-
-def _after(rest: str, markdown: bool = False) -> Reading:
-    """The number right behind a marker, or the only one in its sentence; NOTHING when the marker has none."""
-    rest = rest[len(LEAD.match(rest)[0]) :]  # type: ignore[index]
-    if markdown and HEADING.match(rest):
-        return NOTHING
-    box = re.match(r"\W{0,4}\\(?:f?boxed|fbox)\s*\{", rest)
-    if box:
-        boxes = boxed_contents(rest)
-        return _single(boxes[0]) if boxes else None
-    equation = SUM.match(rest)
-    rest = rest[equation.end() :] if equation else rest
-    end = SENTENCE_END.search(rest)
-    sentence = rest[: end.start()] if end else rest
-    numbers = find_numbers(sentence)
-    if not numbers:
-        return words(sentence) or NOTHING
-    first = numbers[0]
-    if HEDGE.match(sentence[first.end :]):
-        return None
-    near = whole_number(sentence[: first.end]) is not None
-    return first if near or (len(numbers) == 1 and not markdown) else NOTHING

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from palestra.errors import RewardError
-from palestra.reward.answers import REASONING, REASONING_END
 from palestra.reward.base import FACTORIES, REWARDS, RewardFunction
 from palestra.reward.functions import Completion, final_texts
+from palestra.reward.reading import REASONING, REASONING_END
 from palestra.reward.sandbox import SandboxLimits, run_python
 from palestra.types import Trajectory
 

@@ -13,7 +13,7 @@ from typing import Any
 from palestra.reward.answers import boxed_contents
 from palestra.reward.base import REWARDS
 from palestra.reward.functions import Completion, last_message
-from palestra.types import Trajectory
+from palestra.types import Message, Trajectory
 
 INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # text without any of the four tags, so no block can hold a second one
 THINK_ANSWER = re.compile(rf"\s*<think>{INSIDE}</think>\s*<answer>(?P<answer>{INSIDE})</answer>\s*", re.DOTALL)
@@ -28,6 +28,21 @@ def raw_texts(completions: Sequence[Completion], trajectories: Sequence[Trajecto
     else:
         texts = [t.turns[-1].text if t.turns else "" for t in trajectories]
     return [without_end_tokens(text) for text in texts]
+
+
+def _reasoning(completions: Sequence[Completion], trajectories: Sequence[Trajectory] | None) -> list[str]:
+    """The reasoning of the last message, where a server or a template took it out of the text."""
+    if trajectories is not None:
+        last = [t.turns[-1].action if t.turns else None for t in trajectories]
+    else:
+        last = [
+            next((m for m in reversed(c) if m.get("role") == "assistant"), None) for c in map(_messages, completions)
+        ]
+    return [(message or {}).get("reasoning_content") or "" for message in last]
+
+
+def _messages(completion: Completion) -> Sequence[Message]:
+    return () if isinstance(completion, str) else completion
 
 
 def without_end_tokens(text: str) -> str:
@@ -48,10 +63,14 @@ def think_answer_format(
 ) -> list[float | None]:
     """1.0 when the reply is one ``<think>…</think>`` and then one ``<answer>…</answer>`` that is not blank.
 
+    Reasoning that a message holds apart (``reasoning_content``) is put back between its tags.
+
     >>> think_answer_format(["<think>a\\nb</think>\\n<answer>9</answer>", "<think>a</think>9"])
     [1.0, 0.0]
     """
-    found = [THINK_ANSWER.fullmatch(text) for text in raw_texts(completions, trajectories)]
+    raw, apart = raw_texts(completions, trajectories), _reasoning(completions, trajectories)
+    whole = [f"<think>{r}</think>{t}" if r and "</think>" not in t else t for t, r in zip(raw, apart, strict=True)]
+    found = [THINK_ANSWER.fullmatch(text) for text in whole]
     return [float(m is not None and bool(m["answer"].strip())) for m in found]
 
 

@@ -21,7 +21,6 @@ Rows = Sequence[Any]
 
 STEP = re.compile(r"[\s*#>]*(?:step\s+\d+\W{0,3}[:.)]|\d+[.)]\s|第\s*\d+\s*步|步骤\s*\d+)", re.IGNORECASE)
 CALCULATION = re.compile(r"<<[^<>=]+=[^<>]*>>")
-TOOL_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|$)", re.DOTALL)
 
 
 def last_message(completion: Completion) -> str:
@@ -37,7 +36,21 @@ def last_message(completion: Completion) -> str:
 
 
 def written(completion: Completion) -> str:
-    """All that the model wrote in the completion."""
+    """All that the model wrote in the completion, its reasoning too where a message holds that apart.
+
+    >>> written([{"role": "assistant", "reasoning_content": "3+4 makes 7", "content": "7"}])
+    '3+4 makes 7\\n7'
+    """
+    if isinstance(completion, str):
+        return completion
+    said = [m for m in completion if m.get("role") == "assistant"]
+    return "\n".join(
+        text for m in said for text in (m.get("reasoning_content"), m.get("content") or "") if text is not None
+    )
+
+
+def replies(completion: Completion) -> str:
+    """What a reader is shown of the completion: without the reasoning that a message holds apart."""
     if isinstance(completion, str):
         return completion
     return "\n".join(m.get("content") or "" for m in completion if m.get("role") == "assistant")
@@ -193,8 +206,8 @@ BANDS = ((0.01, 1.0), (1.0, 0.8), (5.0, 0.5))
 def partial_credit(bonus: float = 0.1) -> RewardFunction:
     """By absolute error: below 0.01 → 1.0, below 1 → 0.8, below 5 → 0.5, else 0; at most 1.0 with the ``bonus``.
 
-    ``bonus`` is added where steps are shown and the answer is within a band: an equals sign next to a wrong
-    answer earns nothing.
+    What accuracy calls right earns 1.0, in every ``mode``. ``bonus`` is added where steps are shown and the answer is
+    within a band: an equals sign next to a wrong answer earns nothing.
 
     >>> partial_credit()(completions=["#### 72", "#### 71.5", "1. x\\n#### 69", "1. x = 5"], answer=["72"] * 4)
     [1.0, 0.8, 0.6, 0.0]
@@ -203,20 +216,24 @@ def partial_credit(bonus: float = 0.1) -> RewardFunction:
     def reward(
         completions: Sequence[Completion],
         answer: Rows,
+        mode: Sequence[str] | None = None,
         trajectories: Sequence[Trajectory] | None = None,
         **_: Any,
     ) -> list[float | None]:
         texts = final_texts(completions, trajectories)
+        modes = mode or ["numeric"] * len(completions)
         return [
-            None if gold is None else _band(text, written(whole), str(gold), bonus)
-            for text, whole, gold in zip(texts, completions, answer, strict=True)
+            None if gold is None else _band(text, written(whole), str(gold), how, bonus)
+            for text, whole, gold, how in zip(texts, completions, answer, modes, strict=True)
         ]
 
     return reward
 
 
-def _band(text: str, whole: str, gold: str, bonus: float) -> float:
-    value, target = to_number(extract_answer(text) or ""), to_number(gold)
+def _band(text: str, whole: str, gold: str, mode: str, bonus: float) -> float:
+    if is_correct(text, gold, mode):
+        return 1.0  # 25% for 0.25, and what is no number at all
+    value, target = to_number(extract_answer(text, mode) or ""), to_number(gold)
     if value is None or target is None:
         return 0.0
     error = abs(value - target)

@@ -18,9 +18,8 @@ LAYOUT: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\\$|\$|\\[()\[\]]", ""),
         (r"[−–]", "-"),
         (r"\\[dt]frac", r"\\frac"),
-        (r"\^[\s{]{0,4}\\circ\s{0,4}\}?|°|\\degree(?![A-Za-z])|\\%|%", ""),
-        (r"(?<=\d)(?:\{,\}|,(?=\d{3}(?!\d)))(?=\d{3}(?:\D|$))", ""),
-        (r"\\([{}])", r"\1"),
+        (r"\^[\s{]{0,4}\\circ\s{0,4}\}?(?:\s*[CF]\b)?|°(?:\s*[CF]\b)?|\\degree(?![A-Za-z])|\\%|%", ""),
+        (r"(?<=\d)\{,\}(?=\d{3}(?:\D|$))", ""),
     )
 )
 SYMBOLS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -36,7 +35,8 @@ SYMBOLS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 PREFIX = re.compile(r"^\s*(?:[A-Za-z]|[Aa]nswer)\s*(?:=|:=|\\in|∈)\s*(?=[^=])")
-UNIT_TAIL = re.compile(r"(?<=[\d)}])\s+[A-Za-z][A-Za-z ./]*(?:\^\{?[23]\}?)?$")
+UNIT_TAIL = re.compile(r"(?:(?<=[\d)}])|(?<=\\pi))\s+[A-Za-z][A-Za-z ./]*(?:\^\{?[23]\}?)?$")
+TEXT_TAIL = re.compile(r"(?<=[\w)}])[\s\\,~]*\\(?:text|mathrm|mbox)\s*\{[A-Za-z ./]*\}(?:\^\{?[23]\}?)?[\s.]*$")
 ABOVE = re.compile(r"-?\w+(?:\.\d+)?(?:\^\w+)?|(?:sqrt)?\([^()]*\)")
 BELOW = re.compile(r"(?:[A-Za-z]+|\d+(?:\.\d+)?)(?:\^\w+)?|(?:sqrt)?\([^()]*\)")
 
@@ -61,10 +61,36 @@ def bare_latex(text: str) -> str:
     >>> bare_latex("n = \\left(1, \\tfrac{1{,}000}{3}\\right)")
     '(1, \\frac{1000}{3})'
     """
-    text = WRAPPERS.sub(r" \1 ", text[:MAX_LENGTH])
+    text = WRAPPERS.sub(r" \1 ", without_unit(text[:MAX_LENGTH]))
     for pattern, replacement in LAYOUT:
         text = pattern.sub(replacement, text)
+    text = re.sub(r"\\([{}])", r"\1", _without_separators(text))
     return UNIT_TAIL.sub("", PREFIX.sub("", text).strip().rstrip(".。"))
+
+
+def without_unit(text: str) -> str:
+    r"""Without the words behind a quantity.
+
+    >>> without_unit("3\\pi square units"), without_unit("72\\text{ cm}^2"), without_unit("\\text{even}")
+    ('3\\pi', '72', '\\text{even}')
+    """
+    return UNIT_TAIL.sub("", TEXT_TAIL.sub("", text)).rstrip(" .。")
+
+
+GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
+
+
+def _without_separators(text: str) -> str:
+    """``1,234`` is a number; a comma inside brackets parts two, unless others there have a space behind them."""
+
+    def joined(match: re.Match[str]) -> str:
+        before = text[: match.start()]
+        opened = max(before.rfind(mark) for mark in ("(", "[", "\\{"))
+        listed = opened > max(before.rfind(mark) for mark in (")", "]", "\\}"))
+        spaced = listed and ", " in re.split(r"[)\]]|\\\}", text[opened:], maxsplit=1)[0]
+        return match[0] if listed and not spaced else match[0].replace(",", "")
+
+    return GROUPED.sub(joined, text)
 
 
 def _convert(text: str, depth: int) -> str:

@@ -57,7 +57,10 @@ class Novelty:
 
     def _keys(self, trajectory: Trajectory, task: str) -> list[str]:
         place = f"{task}\n" if self.per_task else ""
-        hashes = (hashlib.blake2b(f"{place}{s}".encode(), digest_size=12).hexdigest() for s in states(trajectory))
+        hashes = (
+            hashlib.blake2b(f"{place}{s}".encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+            for s in states(trajectory)
+        )
         return list(dict.fromkeys(hashes))
 
     def state_dict(self) -> dict[str, int]:

@@ -8,13 +8,15 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
+from palestra.reward.spoken import Spoken, spoken
+
 MAX_ANSWER = 300  # characters of a bare answer
 MAX_DIGITS = 400  # longer literals are not answers, and Python refuses to convert very long ones
 
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
 SCALES = {
     **{"k": 10**3, "K": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12},
-    **{"hundred": 100, "千": 10**3, "万": 10**4, "亿": 10**8},
+    **{"M": 10**6, "hundred": 100, "dozen": 12, "百": 100, "千": 10**3, "万": 10**4, "亿": 10**8},
 }
 
 Rules = tuple[tuple[re.Pattern[str], str], ...]
@@ -27,16 +29,23 @@ def _rules(*pairs: tuple[str, str]) -> Rules:
 # What surrounds numbers, in the order it is taken away; the LaTeX part only from texts with a backslash.
 PLAIN = _rules(
     (r"<<[^<>]*>>", ""),  # GSM8K's calculator annotations
-    (r"[−–﹣－]", "-"),
-    (r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", ","),
-    (r"[$€£¥₩₹]|\b(?:USD|US)(?=\s*\d)", ""),
+    (r"[\u2010-\u2013−﹣－]", "-"),
+    (r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))|\{,\}|(?<=\d)['’_](?=\d{3}(?!\d))", ","),
+    (r"\b(?:USD|US|AUD|CAD|HK|RMB|CNY|EUR|GBP|Rs\.?)\s?(?=-?[$€£¥]?\s?-?[\d.])|[$€£¥₩₹¢]", ""),
     (r"[×]", "*"),
-    (r"\*\*|__|[`°~]", ""),
+    (r"\*\*|__|[`°]", ""),
+)
+# What says that a number is negative, brought to a dash right before it.
+SIGNS = _rules(
+    (r"\bnegative\s+(?=\.?\d)|(?:负|負|零下)\s*(?=\d)", "-"),
+    (r"(?i)((?:^|[=:≈({\[]|\b(?:is|was|equals|be|of|to|at))\s*)minus\s+(?=\.?\d)", r"\1-"),
+    (r"((?:[=:≈({\[]|\bis)[ \t]*)-[ \t]+(?=\.?\d)", r"\1-"),  # at the start of a line it is a list's dash
+    (r"百分之\s?(-?\d[\d.]*)", r"\1%"),
 )
 LATEX = _rules(
     (r"\\!", ""),
-    (r"\{,\}|(?<=\d)\\,(?=\d)", ","),
-    (r"\\[,!;: ]", " "),
+    (r"(?<=\d)\\,(?=\d)", ","),
+    (r"\\[,!;: ]|(?<=\d)~(?=\\)", " "),
     (r"\\([%$])", r"\1"),
     (r"(-?)\\[dt]?frac\s*\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}", r" \1\2/\3 "),
     (r"(-?)\\[dt]?frac\s*(\d)\s*(\d)", r" \1\2/\3 "),
@@ -54,12 +63,14 @@ TOKEN = re.compile(
     (?<![A-Za-z_\d.\\^])(?<!\^\{)(?<!_\{)
     (?: (?P<clock>\d{1,2}:\d{2}(?::\d{2})?)(?![\d:])
       | (?P<whole>\d{1,9})\s+(?P<top>\d{1,9})\s?/\s?(?P<bottom>\d{1,9})(?![\d.,]*\d)
-      | (?P<digits>\d{1,3}(?:,\d{3}){1,9}(?!\d) | \d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d) | \d+ | (?=\.\d))
+      | (?P<digits>[1-9]\d{0,2}(?:,\d{3}){1,9}(?!\d) | \d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d) | \d+ | (?=\.\d))
         (?P<decimals>\.\d+)?
         (?: [eE](?P<exp>[+-]?\d{1,3})(?!\w) | \s?[*x]\s?10\s?\^\s?\{?(?P<ten>[+-]?\d{1,3})\}? )?
         (?: \^\{?(?P<power>\d{1,3})\}? )?
         (?: \s?/\s?(?P<den>\d{1,3}(?:,\d{3}){1,9}(?!\d)|\d+)(?P<dendec>\.\d+)? )?
-        (?: (?P<scale>[kK](?![A-Za-z\d]) | \s?(?:thousand|million|billion|trillion|hundred)\b | \s?[千万亿]) )?
+        (?P<half>\ and\ (?:a|one)[ -]half\b)?
+        (?: (?P<scale>[kKM](?![A-Za-z\d/]) | \s?(?:thousand|million|billion|trillion|hundred|dozen)\b
+              | \s?(?:[百万亿]|千(?![克米瓦卡]))) )?
     )
     (?P<percent>\s?(?:%|％|percent\b|per\ cent\b))?
     """,
@@ -71,7 +82,8 @@ TOKEN = re.compile(
 class Number:
     """A number found in a text: its exact value, the text it came from, and where it stands in the cleaned text.
 
-    ``value`` is None for a clock time, which is an answer, but not a quantity.
+    ``value`` is None for a clock time, which is an answer, but not a quantity. ``dozens`` is what counts the dozens,
+    where it is said in dozens: who is asked for dozens of eggs says "7 dozen" and means 7.
     """
 
     value: Fraction | None
@@ -79,6 +91,7 @@ class Number:
     percent: bool = False
     start: int = 0
     end: int = 0
+    dozens: Fraction | None = None
 
     @property
     def canonical(self) -> str:
@@ -114,9 +127,16 @@ def cleaned(text: str) -> str:
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda m: "^" + m[0].translate(SUPERSCRIPTS), text)
     text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + unicodedata.normalize("NFKC", m[0]).replace("\u2044", "/"), text)
     text = text.translate(FULL_WIDTH)
-    for pattern, replacement in (*LATEX, *PLAIN) if "\\" in text else PLAIN:
+    text = DOTTED.sub(lambda m: m[0].replace(".", ""), text)
+    text = MONEY.sub(lambda m: m[0].replace(" ", ""), text)
+    for pattern, replacement in (*LATEX, *PLAIN, *SIGNS) if "\\" in text else (*PLAIN, *SIGNS):
         text = pattern.sub(replacement, text)
-    return text
+    return CENTS.sub(lambda m: f"{m[1]}.{int(m[2]):02}", text)
+
+
+DOTTED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3}){2,9}(?![\d.]*\d)")
+MONEY = re.compile(r"(?<=[$€£¥₩₹])\d{1,3}(?: \d{3}){1,4}(?!\d)")
+CENTS = re.compile(r"\b(\d+)\s{1,3}dollars?\s{1,3}and\s{1,3}(\d{1,2})\s{1,3}cents?\b")
 
 
 FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
@@ -144,7 +164,8 @@ def _read(text: str, match: re.Match[str]) -> Number | None:
         return None
     if _signed(text, start):
         value, start = -value, start - 1
-    return Number(value, text[start : match.end()], part["percent"] is not None, start, match.end())
+    dozens = value / 12 if (part["scale"] or "").strip() == "dozen" else None
+    return Number(value, text[start : match.end()], part["percent"] is not None, start, match.end(), dozens)
 
 
 def _value(part: dict[str, str | None]) -> Fraction | None:
@@ -162,6 +183,8 @@ def _value(part: dict[str, str | None]) -> Fraction | None:
         if below == 0:
             return None
         value /= below
+    if part["half"]:
+        value += Fraction(1, 2)
     return value * SCALES[(part["scale"] or "").strip()] if part["scale"] else value
 
 
@@ -173,18 +196,25 @@ def _signed(text: str, start: int) -> bool:
     operand = before.rstrip()[-1:]
     if before[-1:].isspace():
         return not (operand.isdigit() or operand in (")", "]", "%"))
-    return not (operand.isalnum() or operand in (")", "]", "}", "%"))
+    return not ((operand.isascii() and operand.isalnum()) or operand in (")", "]", "}", "%"))
 
 
 BEFORE = re.compile(
-    r"[\s=:：≈~(\[{]*(?:(?:it\s+is|is|are|about|approximately|approx\.?|around|roughly|exactly|only|just|at\s+least|a\s+total\s+of|约|大约|共)\s*)?"
-    r"(?:[A-Za-z]\w{0,20}\s*=\s*)?[\s(\[{]*",
-    re.IGNORECASE,
+    r"""[\s=:：≈~"'(\[{]*
+    (?:(?:thus|therefore|hence|then|simply|now|indeed|so)\b\s*[:,]?\s*)?
+    (?:(?:it\ is|is|equal\ to|are|about|approximately|approx\.?|around|roughly|exactly|only|just|at\ least
+        |a\ total\ of|约|大约|共)\s*)?
+    (?:[A-Za-z]\w{0,20}\s*[=≈]\s*)?[\s(\[{]*(?:\+(?!-))?""",
+    re.IGNORECASE | re.VERBOSE,
 )
 AFTER = re.compile(
-    r"[)\]}]*(?:\^\{?\d\}?)?(?:[^\W\d_]|[\s.°/'\"-]|(?<=[^\W\d_])\^\{?-?\d\}?)*[)\]}]*[\s.。,，;；!！*:]*"
+    r"[)\]}]*(?:\^\{?\d\}?)?(?:[^\W\d_]|[\s.°/'\"~-]|(?<=[^\W\d_])\s?\^\{?-?\d\}?)*[)\]}]*[\s.。,，;；!！*:]*"
 )
+FACTOR = re.compile(r"\s*\\?(?:(?:pi|sqrt|oo|sin|cos|tan|log|ln|root)(?![a-z])|π|√|∞)")
 UNIT_LETTERS = "mgslLhJNWVA"
+
+
+SPACED = re.compile(r"[1-9]\d{0,2}(?: \d{3}){1,4}")
 
 
 def whole_number(text: str) -> Number | None:
@@ -195,58 +225,36 @@ def whole_number(text: str) -> Number | None:
     """
     if len(text) > MAX_ANSWER:
         return None
+    text = LONE_DASH.sub("-", text)
+    if SPACED.fullmatch(text.strip(" .")):
+        text = text.replace(" ", "")
     numbers = find_numbers(text)
     if not numbers:
-        return words(text)
+        said = words(text)
+        alone = len(said) == 1 and not re.search(r"\bor\b(?! so\b)|或|[A-Za-z]-[A-Za-z]", text[said[0].end - 1 :])
+        return said[0] if alone else None
     number = numbers[0]
-    if len(numbers) > 1 or not BEFORE.fullmatch(text[: number.start]):
+    if len(numbers) > 1 or not BEFORE.fullmatch(text[: number.start]) or "+-" in text[: number.start + 1]:
         return None
     rest = text[number.end :]
     letters = re.match(r"[A-Za-z]*", rest)
     single = letters is not None and len(letters[0]) == 1 and letters[0] not in UNIT_LETTERS
-    if single or not AFTER.fullmatch(rest) or re.search(r"\bor\b|或", rest):
+    if single or FACTOR.match(rest) or not AFTER.fullmatch(rest) or re.search(r"\bor\b(?! so\b)|或", rest):
         return None
     return number
 
 
-# fmt: off
-ONES = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)
-# fmt: on
-TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-SMALL = {**{w: i for i, w in enumerate(ONES)}, **{w: 10 * i for i, w in enumerate(TENS, 2)}}
-LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-WORD = "|".join(sorted([*SMALL, *LARGE], key=len, reverse=True))
-RUN = re.compile(
-    rf"\b(?:(?P<minus>minus|negative)\s+)?(?P<run>(?:{WORD})(?:(?:\s+and\s+|[\s-]+)(?:{WORD}))*)\b", re.IGNORECASE
-)
+LONE_DASH = re.compile(r"\A\s*-[ \t]+(?=\.?\d)")
 
 
-def words(text: str) -> Number | None:
-    """The last number written in English words; None when there is none (a lone "one" or "zero" is none).
+def words(text: str) -> list[Number]:
+    """The numbers written in words, in order.
 
-    >>> n = words("There are one hundred and seventy-two clips."); n and n.canonical
-    '172'
+    >>> [n.canonical for n in words("There are one hundred and seventy-two clips.")]
+    ['172']
     """
-    last: Number | None = None
-    for match in RUN.finditer(text):
-        run = re.split(r"[\s-]+", match["run"].lower())
-        if len(run) == 1 and run[0] in ("one", "zero") and len(text.split()) > 2:
-            continue
-        value = _spoken([w for w in run if w != "and"])
-        last = Number(Fraction(-value if match["minus"] else value), match[0], False, match.start(), match.end())
-    return last
+    return [_in_words(text, s) for s in spoken(text)]
 
 
-def _spoken(run: list[str]) -> int:
-    total = current = 0
-    for word in run:
-        if word in SMALL:
-            current += SMALL[word]
-        elif word == "hundred":
-            current = max(current, 1) * 100
-        else:
-            total, current = total + max(current, 1) * LARGE[word], 0
-    return total + current
+def _in_words(text: str, said: Spoken) -> Number:
+    return Number(said.value, text[said.start : said.end], said.percent, said.start, said.end, said.dozens)

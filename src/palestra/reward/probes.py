@@ -2,8 +2,8 @@
 """Probes for reward hacking: replies that deserve nothing, and what the rubric pays them.
 
 Each is written in the forms that answers take here (``####``, a box, ``<answer>``); of these the best paid counts.
-A list of guesses is tried with the right one at every place in it, and the mean counts: a model would not know the
-place. What an environment pays cannot be probed this way, since nothing is played.
+A list of guesses is tried with the right one at every place in it, two guesses in both orders, and the mean counts: a
+model would not know the place. What an environment pays cannot be probed this way, since nothing is played.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from palestra.reward.rubric import Rubric
 from palestra.types import Author, Episode, Group, Message, Span, StopReason, Task, Trajectory, Turn
 
 GUESSES = 5
+HEDGES = (" or ", " or maybe ", "-", " to ", ", ", "; ", " | ")
 FORMS: tuple[Callable[[str], str], ...] = (
     lambda answer: f"#### {answer}",
     lambda answer: f"\\boxed{{{answer}}}",
@@ -52,8 +53,8 @@ def texts(task: Task, others: Sequence[str]) -> dict[str, Variants]:
     >>> made = texts(Task("t", "2+2?", "4"), [])
     >>> made["echo of the question"], made["answer without work"][0]
     ([['2+2?']], ['#### 4'])
-    >>> [len(form) for form in made["many answers"]], made["many answers"][0][1]
-    ([5, 5, 5, 5, 5, 5], '#### 5 4 3 6 2')
+    >>> [len(form) for form in made["many answers"]], made["many answers"][0][1], made["two answers"][1]
+    ([5, 5, 5, 5, 5, 5], '#### 5 4 3 6 2', ['\\\\boxed{4 or maybe 5}', '\\\\boxed{5 or maybe 4}'])
     """
     question = "\n".join(str(m.get("content") or "") for m in task.messages() if m.get("role") == "user")
     made: dict[str, Variants] = {
@@ -70,6 +71,9 @@ def texts(task: Task, others: Sequence[str]) -> dict[str, Variants]:
         ]
         made["answer without work"] = [[form(gold)] for form in FORMS]
         made["many answers"] = [[written(order) for order in orders] for written in lists]
+        if wrong := [guess for guess in orders[0] if guess != gold][:1]:
+            pairs = ([gold, *wrong], [*wrong, gold])
+            made["two answers"] = [[form(by.join(pair)) for pair in pairs] for form in FORMS[1:3] for by in HEDGES]
     return made
 
 

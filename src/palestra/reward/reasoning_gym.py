@@ -11,10 +11,10 @@ from typing import Any
 
 from palestra.data.boxes import boxed_contents
 from palestra.errors import RewardError
-from palestra.reward.answers import END_OF_TURN, HASHES, PHRASE, REASONING, REASONING_END, TAGGED
 from palestra.reward.base import FACTORIES, REWARDS, RewardFunction
 from palestra.reward.functions import Completion, final_texts
 from palestra.reward.jobs import JobWorker
+from palestra.reward.reading import END_OF_TURN, HASHES, PHRASE, REASONING, REASONING_END, TAGGED
 from palestra.types import Trajectory
 
 TIMEOUT_S = 10.0

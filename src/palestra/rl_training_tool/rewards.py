@@ -11,7 +11,7 @@ from typing import Any
 
 from palestra.errors import ConfigError, unknown
 from palestra.reward.base import FACTORIES, REWARDS, RewardFunction
-from palestra.reward.functions import Completion, final_texts, written
+from palestra.reward.functions import Completion, final_texts, replies
 from palestra.types import Trajectory
 
 Parts = dict[str, Any]
@@ -63,7 +63,7 @@ def user_function(key: str) -> RewardFunction:
     names = {p.name for p in parameters}
 
     def reward(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        given = {"prompts": [_text(p) for p in prompts], "completions": [written(c) for c in completions], **columns}
+        given = {"prompts": [_text(p) for p in prompts], "completions": [replies(c) for c in completions], **columns}
         return function(**{k: v for k, v in given.items() if takes_all or k in names})
 
     return reward

@@ -43,19 +43,23 @@ def writing(path: str | Path) -> Iterator[None]:
         raise RunError(f"cannot write {path}: {reason}") from error
 
 
+HALVES = "backslashreplace"
+"""How half a surrogate pair is written, which a model or JSON may hold and no encoding has: as the escape of JSON."""
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write ``path`` so that a reader sees the old file or the new one, never a part: aside, synced, renamed. A link
     stays a link; a pipe or a device is written to as it is."""
     path = Path(path)
     if path.exists() and not path.is_file():
         with writing(path):
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors=HALVES)
         return
     path = Path(os.path.realpath(path))
     with writing(path):
         handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with os.fdopen(handle, "w", encoding="utf-8", errors=HALVES) as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

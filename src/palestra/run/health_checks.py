@@ -226,7 +226,7 @@ def reward_hacking(look: Look) -> Finding | None:
     other = [p for p in parts if p not in (facts.metric, facts.format_part) and (p not in paid or facts.weight(p) > 0)]
     if format_over_accuracy(look):
         return None
-    named = {"the reward": "train/reward", **{f"the part {p}": f"reward/{p}" for p in other}}
+    named = {**{f"the part {p}": f"reward/{p}" for p in other}, "the reward": "train/reward"}  # a part says more
     return next((found for said, series in named.items() if (found := _hacked(look, said, look[series]))), None)
 
 

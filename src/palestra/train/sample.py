@@ -28,7 +28,7 @@ from palestra.rollout.collect import collect
 from palestra.rollout.dump import read_rollouts, write_rollouts
 from palestra.rollout.failures import Failures
 from palestra.run.directory import Run, check_free
-from palestra.run.files import writing
+from palestra.run.files import HALVES, writing
 from palestra.run.progress import Progress
 from palestra.train import setup
 from palestra.train.groups import RewardErrors
@@ -186,7 +186,7 @@ def _whole(path: Path) -> Iterator[IO[str]]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with writing(path):
-            with aside.open("w", encoding="utf-8") as file:
+            with aside.open("w", encoding="utf-8", errors=HALVES) as file:
                 yield file
             aside.replace(path)
     finally:
