@@ -47,6 +47,19 @@ def kl_in_reward(given: Given) -> dict[str, Any]:
     return {k: nested(v) for k, v in found.items()}
 
 
+@kind("gae", "values", "rewards")
+def listed(given: Given) -> dict[str, Any]:
+    """Rewards per token and values; as lists of lists several episodes, with a mask and a next_value for each. →
+    advantages, returns, token_rewards"""
+    if not any(isinstance(r, list) for r in given.get("rewards") or []):
+        return generalised(given)
+    names = ("rewards", "values", "mask", "next_value", "terminal", "terminated", "truncated")
+    by_row = [k for k in names if given.is_list(k)]
+    count = len(given.get("rewards"))
+    rows = [{k: given.get(k)[i] for k in by_row} for i in range(count)]
+    return packed(Given({**{k: given.get(k) for k in given.data if k not in by_row}, "rows": rows}))
+
+
 @kind("gae", "values")
 def generalised(given: Given) -> dict[str, Any]:
     """Rewards per token (or one score) and values. → advantages, returns, reward_index, token_rewards"""
