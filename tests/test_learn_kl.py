@@ -167,6 +167,11 @@ def test_a_resumed_run_goes_on_with_its_coefficient() -> None:
     assert again.update(0.9) == control.update(0.9) == pytest.approx(0.225)
 
 
+def test_clamps_that_meet_hold_the_coefficient_still() -> None:
+    control = KLController(KLControlConfig(lowest=0.1, highest=0.1), 0.1)
+    assert [control.update(kl) for kl in (9.0, 0.0)] == [0.1, 0.1]
+
+
 def test_clamps_the_wrong_way_round_are_refused() -> None:
     with pytest.raises(ValueError, match="above"):
         KLControlConfig(lowest=2.0)
