@@ -251,6 +251,29 @@ def test_ls_003_the_gradient_does_not_depend_on_how_a_step_is_cut(reduction: Red
             assert relative(p.grad, g) < 1e-9, (cuts, name)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_ls_003_in_float32_the_cuts_differ_by_rounding_alone(reduction: Reduction) -> None:
+    model, samples, rng = make_model("llama"), eight_samples(), np.random.default_rng(2)
+    with torch.no_grad():
+        base = [plain_logprobs(model, s.tokens).numpy() for s in samples]
+    data = Rows(
+        tuple(samples),
+        advantages=tuple(np.where(s.loss_mask, rng.normal(), 0.0) for s in samples),
+        old=tuple(b + rng.normal(0, 0.2, len(b)) for b in base),
+    )
+    weights = token_weights(samples, reduction, divisor=100.0)
+    policy, config = Policy(model), UpdateConfig(kl_coef=0.0)
+    found = []
+    for size in (8, 4, 2, 1):
+        model.zero_grad(set_to_none=True)
+        for start in range(0, 8, size):
+            batch = pack(data, weights, range(start, start + size))
+            policy_loss(policy, batch, config, 1.0, Sums({}), first=False).backward()  # type: ignore[no-untyped-call]
+        found.append([p.grad for p in model.parameters()])
+    for other in found[1:]:
+        assert max(relative(g, w) for g, w in zip(other, found[0], strict=True)) < 1e-5
+
+
 def test_ls_022_an_episode_cut_into_two_rows_counts_once() -> None:
     # Episode a: rows of 3 and 1 tokens, together 7 nats over 4 tokens; b: 2 nats over 2. (7/4 + 2/2) / 2 = 1.375.
     samples = [

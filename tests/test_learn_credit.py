@@ -17,7 +17,7 @@ from palestra.learn.batch import Rows, Sample, rows
 from palestra.learn.gae import returns_to_go
 from palestra.learn.payments import turn_rewards
 from palestra.learn.shaping import kl_penalties, paid_tokens, with_penalties
-from palestra.learn.turns import paid_turns, turn_starts, turn_states
+from palestra.learn.turns import paid_turns, split_turns, turn_starts, turn_states
 from palestra.learn.update import UpdateConfig
 from palestra.learn.value import value_metrics, with_returns
 from palestra.reward.gates import Gate
@@ -230,11 +230,25 @@ def test_turns_are_compared_where_the_model_was_shown_the_same() -> None:
     assert [got[1][t] for t in (1, 3, 6)] == [1.5, 2.0, 1.5]
 
 
+def test_a_state_is_all_that_was_shown_since_the_last_turn() -> None:
+    """Prompts that differ in their first token only, answers of a tool that differ in their first token only."""
+    a, b = (row([first, 5, 9, first, 7, 9], [0, 0, 1, 0, 0, 1], (0.0, 0.0)) for first in (3, 4))
+    assert not set(turn_states(a)) & set(turn_states(b))
+    assert len(set(turn_states(a))) == 2
+
+
 def test_an_episode_of_several_rows_counts_its_turns_through() -> None:
     one = [row([3, 9], [0, 1], (1.0,), episode="a"), row([4, 9], [0, 1], (0.0,), episode="a")]
     two = row([3, 9, 4, 9], [0, 1, 0, 1], (0.0, 3.0), episode="b")
     got = ADVANTAGES["turn_group_mean"](Rows((*one, two)), AdvantageConfig())
     assert [g.tolist() for g in got] == [[0, -1.0], [0, -1.5], [0, 1.0, 0, 1.5]]
+
+
+def test_each_row_of_an_episode_has_the_values_of_its_own_turns() -> None:
+    rows_ = [row([3, *[9] * n], [0, *[1] * n], (0.0,) * n) for n in (2, 1, 3)]
+    rows_ = [replace(r, turn_ends=tuple(range(1, len(r.tokens)))) for r in rows_]
+    got = split_turns(np.arange(6.0), Rows(tuple(rows_)), [0, 1, 2])
+    assert [g.tolist() for g in got] == [[0, 1], [2], [3, 4, 5]]
 
 
 def test_with_one_turn_and_no_discount_turns_are_episodes() -> None:

@@ -213,6 +213,8 @@ def test_ga_006_an_episode_is_paid_on_the_last_token_that_the_model_wrote() -> N
     assert token_rewards(mask, [1], [1.0]).tolist() == [0.0, 1.0, 0.0, 0.0]
     assert token_rewards(mask, [0, 1], [0.25, 1.0]).tolist() == [0.25, 1.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="did not write"):
+        token_rewards(mask, [1, 3], [0.25, 1.0])
+    with pytest.raises(ValueError, match="did not write"):
         token_rewards(mask, [3], [1.0])
     with pytest.raises(ValueError):
         token_rewards(mask, [1], [1.0, 2.0])

@@ -139,6 +139,11 @@ def test_in_steps_the_coefficient_moves_by_half_outside_a_band_around_the_target
         assert control.update(kl) == pytest.approx(coef) == control.coef
 
 
+def test_the_band_includes_its_ends() -> None:
+    control = KLController(KLControlConfig(target=0.5, band=2.0), 0.1)
+    assert [control.update(kl) for kl in (1.0, 0.25)] == [0.1, 0.1]
+
+
 def test_the_proportional_coefficient_moves_with_the_error_up_to_a_fifth_of_it() -> None:
     control = KLController(KLControlConfig(kind="proportional"), 0.1)
     assert control.update(0.11) == pytest.approx(0.1 * (1 + 0.1 * 0.1))
@@ -165,6 +170,11 @@ def test_a_resumed_run_goes_on_with_its_coefficient() -> None:
     again = KLController(KLControlConfig(), 0.1)
     again.load_state_dict(control.state_dict())
     assert again.update(0.9) == control.update(0.9) == pytest.approx(0.225)
+
+
+def test_clamps_that_meet_hold_the_coefficient_still() -> None:
+    control = KLController(KLControlConfig(lowest=0.1, highest=0.1), 0.1)
+    assert [control.update(kl) for kl in (9.0, 0.0)] == [0.1, 0.1]
 
 
 def test_clamps_the_wrong_way_round_are_refused() -> None:

@@ -216,8 +216,9 @@ def test_a_dual_clip_that_could_not_work_is_refused() -> None:
     for loss in ("reinforce", "cispo"):
         with pytest.raises(ConfigError, match="dual_clip"):
             check_clip(LossConfig(dual_clip=3.0), loss)
-    with pytest.raises(ConfigError, match=r"larger"):
+    with pytest.raises(ConfigError, match=r"dual_clip is 1.2: .* beyond 1 \+ clip_high = 1.2, so it must be larger"):
         check_clip(LossConfig(dual_clip=1.2))
+    check_clip(LossConfig(dual_clip=1.21))
 
 
 # Sequences -------------------------------------------------------------------------------------------------
@@ -303,6 +304,11 @@ def test_the_value_loss_equals_its_formula_written_out() -> None:
         cut += (near - t) ** 2 > (x - t) ** 2
     assert float(out.loss) == pytest.approx(want, rel=1e-12)
     assert out.metrics["train/value_clip_fraction"] == (cut, 20.0) and 0 < cut < 20
+
+
+def test_without_a_clip_the_value_loss_is_a_weighted_sum_as_well() -> None:
+    v, r, w = (torch.tensor(x, dtype=torch.float64) for x in ([0.5, 2.0, 0.0], [1.0, 0.0, 3.0], [0.5, 0.25, 1.0]))
+    assert float(value_loss(v, v, r, w).loss) == 0.5 * 0.25 + 0.25 * 4.0 + 9.0
 
 
 def test_entropy_has_the_gradient_of_the_whole_distribution() -> None:

@@ -84,7 +84,8 @@ def test_absurd_gaps_stay_finite() -> None:
 def test_rows_that_do_not_train_have_no_weight_and_no_part_in_the_metrics() -> None:
     stale = rows_of(("a", [5.0]), trained=False)
     assert weighed(stale, "token_truncate") == ([[0.0]], {})
-    assert importance_weights(Rows((), old=()), "sequence_mask") == ((), {})
+    for level in ("sequence_mask", "token_mask"):
+        assert importance_weights(Rows((), old=()), level) == ((), {})  # type: ignore[arg-type]
 
 
 def test_each_level_equals_a_loop_over_tokens() -> None:

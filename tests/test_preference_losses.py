@@ -152,6 +152,19 @@ def test_orpo_is_finite_with_finite_gradients_where_a_reply_is_certain_or_imposs
         assert x is not None and bool(torch.isfinite(x).all())
 
 
+@pytest.mark.parametrize("x", [-1e-12, -0.1, -0.7, -3.0, -80.0])
+def test_orpo_is_exact_however_certain_the_rejected_reply_is(x: float) -> None:
+    """p = eˣ, one token each. The chosen reply has odds 1, so the odds term is log(1 + p/(1 − p))."""
+    rejected = torch.tensor([x], dtype=torch.float64, requires_grad=True)
+    chosen, one = torch.tensor([-math.log(2)], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    loss = outcome("orpo", PairScores(chosen, rejected, one, one), odds_weight=1.0).loss
+    left = -math.expm1(x)  # 1 − p
+    assert loss.item() == pytest.approx(math.log(2) + math.log1p(math.exp(x) / left), rel=1e-9)
+    (gradient,) = torch.autograd.grad(loss.sum(), rejected)
+    # σ(log odds) = p, times the slope 1/(1 − p) of the log odds in x
+    assert gradient.item() == pytest.approx(math.exp(x) / left, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["simpo", "orpo"])
 def test_losses_without_a_reference_say_so_and_do_without(name: str) -> None:
     assert not PREFERENCE_LOSSES[name].reference

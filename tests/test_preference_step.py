@@ -240,6 +240,9 @@ def test_precomputed_log_probs_are_the_reference(name: str) -> None:
     online = measure(objective(compared(model, reference), name), data, max_tokens=10_000)
     kept = Policy(copy.deepcopy(reference))
     rows = data.rows.with_(ref=token_logprobs(kept, data.rows, max_tokens=25))
+    assert rows.ref is not None and not any(
+        r[~s.loss_mask].any() for r, s in zip(rows.ref, rows.samples, strict=True)
+    ), "0 where nothing trains"
     mixed = data.mismatched
     if mixed is not None:
         mixed = mixed.with_(ref=token_logprobs(kept, mixed, max_tokens=25))
@@ -272,6 +275,8 @@ def test_the_baseline_has_no_gradient_and_holds_for_the_whole_step() -> None:
     assert ready.baseline is not None and not ready.baseline.requires_grad
     apart = [target.outcome(ready, [u], gradient=False).loss for u in range(8)]
     torch.testing.assert_close(torch.cat(apart), target.outcome(ready, range(8), gradient=False).loss)
+    told = measure(target, data, max_tokens=25)["baseline_kl"]
+    assert told == pytest.approx(float(ready.baseline), abs=1e-12), "as it was for every part of the step"
 
 
 # Reward model ----------------------------------------------------------------------------------------------
@@ -288,6 +293,15 @@ def test_a_reward_is_read_from_the_last_hidden_state_of_the_reply(family: str) -
         wanted.append((out.hidden_states[-1][0, -1] @ model.head.weight[0]).item())
     found = reply_rewards(model.eval(), data.rows, range(8))
     assert found.tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_pairs_loss_is_of_the_reward_of_the_chosen_reply_less_that_of_the_rejected() -> None:
+    model, data = RewardModel(make_model(dtype=torch.float64), renderer={"name": "plain"}), pairs()
+    rewards = reply_rewards(model.eval(), data.rows, range(8)).tolist()
+    out = RewardObjective(model, center=0.0).outcome(data, [2, 0], gradient=False)
+    gaps = [rewards[4] - rewards[5], rewards[0] - rewards[1]]
+    assert out.gap.tolist() == pytest.approx(gaps, rel=1e-6) and min(map(abs, gaps)) > 1e-3
+    assert out.loss.tolist() == pytest.approx([math.log1p(math.exp(-g)) for g in gaps], rel=1e-6)
 
 
 def test_one_forward_pass_serves_both_halves_and_the_cut_changes_no_gradient() -> None:

@@ -93,6 +93,8 @@ def test_the_page_lists_every_kind_in_the_codes_own_words() -> None:
         ({"loss_below": 2.0}, True),
         ({"loss_greater_than": 1.0}, False),
         ({"loss_at_least": 1.0}, True),
+        ({"loss_within_s": 1.0}, True),
+        ({"loss_within_s": 0.9}, False),
         ({"max_loss": 0.5}, False),
         ({"finite": True}, True),
         ({"must_not": "NaN anywhere"}, True),
@@ -152,6 +154,53 @@ def test_a_key_that_nothing_reads_is_told() -> None:
     assert line("loss", {"ratio": 1.0, "advantage": 1.0, "mood": 3}, {"per_token_loss": -1.0}).endswith(
         "not read: mood"
     )
+
+
+def test_a_key_that_nothing_reads_is_told_where_the_case_failed_too() -> None:
+    """It may be why: an option that the kind does not have."""
+    told = line("advantage", {"rewards": [1.0, 0.0], "scale": "none", "beta": 0.1}, {"advantages": [0.4, -0.4]})
+    assert told.startswith("failed") and told.endswith("not read: beta")
+
+
+@pytest.mark.parametrize(
+    ("area", "given", "expected"),
+    [
+        (
+            "data",
+            {"prompt_lengths": [10, 600, 20], "max_prompt": 512, "policy": "filter"},
+            {"kept": [0, 2], "dropped": 1},
+        ),
+        ("data", {"pass_rates_all": [0.0], "dynamic_sampling": True, "max_gen_batches": 3}, {"generation_rounds": 3}),
+        (
+            "env_tool",
+            {"max_turns": 3, "turn_3_still_wants_tool": True},
+            {"truncated": True, "stop_reason": "max_turns"},
+        ),
+        (
+            "env_tool",
+            {"code": "x = 'a' * 8 * 1024**3", "memory_limit_mb": 256},
+            {"observation_contains": "MemoryError"},
+        ),
+        (
+            "eval",
+            {"reward_parts": {"correct": 1.0, "speed_bonus": 0.4}},
+            {"logged": ["reward total 1.4", "correct 1.0"]},
+        ),
+        ("tokenization", {"bos_token": None, "text": "hi"}, {"contains_none": False, "bos_count": 0}),
+        ("tokenization", {"prompt": "2+2=", "raw_string": True, "bos_id": 1}, {"first_id": 1, "bos_count": 1}),
+    ],
+    ids=["da-001", "da-004", "et-002", "et-008", "ev-012", "tk-004", "tk-005"],
+)
+def test_data_is_run_and_never_skipped(area: str, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert line(area, given, expected) == f"passed   x  {area}"
+    key, value = next(iter(expected.items()))
+    wrong = one_number_wrong(expected) or {key: not value if isinstance(value, bool) else "something else"}
+    assert line(area, given, wrong).startswith("failed")
+
+
+def test_what_is_logged_must_hold_each_named_series() -> None:
+    told = line("eval", {"reward_parts": {"correct": 1.0}}, {"logged": ["correct 1.0", "speed 0.4"]})
+    assert told == "failed   x  eval: logged has no 'speed 0.4': ['correct 1.0', 'reward total 1.0']"
 
 
 def test_data_that_does_not_fit_together_fails_with_what_went_wrong() -> None:

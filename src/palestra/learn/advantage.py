@@ -210,12 +210,12 @@ def score_parts(parts: Mapping[str, Sequence[float | None]], *, eps: float = 1e-
 
 
 def whiten(
-    values: Sequence[PerToken], masks: Sequence[BoolArray], *, eps: float = 1e-8, centre: bool = True
+    values: Sequence[PerToken], masks: Sequence[BoolArray], *, eps: float = 1e-8, centre: bool = True, ddof: int = 0
 ) -> tuple[PerToken, ...]:
     """(x − mean) / √(variance + eps) over the tokens where the masks are True, 0 elsewhere.
 
-    The variance is the population's. ``centre=False`` scales and leaves the mean. Values that are all the
-    :func:`same` become exactly 0 (their mean, if not centred).
+    ddof: 0 = the population's variance, 1 = the sample's. ``centre=False`` scales and leaves the mean. Values that are
+    all the :func:`same` become exactly 0 (their mean, if not centred).
 
     >>> [w.round(6).tolist() for w in whiten([np.array([1.0, 2.0, 9.0]), np.array([3.0, 9.0])],
     ...                                      [np.array([True, True, False]), np.array([True, False])])]
@@ -225,7 +225,7 @@ def whiten(
     if same(own):
         mean, deviation = (own.mean() if len(own) else 0.0), 1.0
         return tuple(np.where(m, 0.0 if centre else mean, 0.0) for m in masks)
-    mean, deviation = own.mean(), np.sqrt(own.var() + eps)
+    mean, deviation = own.mean(), np.sqrt(own.var(ddof=ddof) + eps)
     shift = 0.0 if centre else mean
     return tuple(np.where(m, (v - mean) / deviation + shift, 0.0) for v, m in zip(values, masks, strict=True))
 

@@ -89,8 +89,8 @@ def check_kl(kl: str, place: KLPlace, *, importance: bool) -> None:
         raise ConfigError("algorithm.kl_importance weighs the KL term of the loss; with kl_in=reward leave it out")
     if place == "loss" and kl == "k1" and not importance:
         raise ConfigError(
-            "algorithm.kl=k1 in the loss has a gradient of zero on average; set algorithm.kl=k2, which has the same "
-            "value to first order and the gradient of KL(π‖π_ref), or algorithm.kl_in=reward"
+            "algorithm.kl=k1 in the loss has a gradient of zero on average; set algorithm.kl=k2, which has nearly the "
+            "same mean while the policies are close and the gradient of KL(π‖π_ref), or algorithm.kl_in=reward"
         )
     if kl == "k2" and importance:
         raise ConfigError("algorithm.kl_importance is for k1 and k3; k2 has the right gradient without it")

@@ -61,13 +61,23 @@ def clip(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """−min(ρ·A, clip(ρ, 1 − ε_low, 1 + ε_high)·A), ρ = π/π_old per token (PPO, arXiv:1707.06347, eq. 7).
 
     Different ε above and below: DAPO, arXiv:2503.14476, eq. 10.
+
+    >>> new, A = torch.tensor([1.5, 0.5]).log(), torch.tensor([1.0, -1.0])
+    >>> inputs = LossInputs(new, torch.zeros(2), A, torch.ones(2), torch.tensor([0, 0]))
+    >>> clip(inputs, LossConfig()).loss  # −1.2 + 0.8: both tokens have moved far enough, and have no gradient
+    tensor(-0.4000)
     """
     return _surrogate(bounded_exp(inputs.logprobs - inputs.old), inputs, config)
 
 
 @LOSSES.register("reinforce")
 def reinforce(inputs: LossInputs, config: LossConfig) -> LossOutputs:
-    """−A·log π (Williams 1992): no ratio and no clip, so it is right for the policy that sampled and no other."""
+    """−A·log π (Williams 1992): no ratio and no clip, so it is right for the policy that sampled and no other.
+
+    >>> new, A = torch.tensor([0.5, 0.25]).log(), torch.tensor([1.0, -1.0])
+    >>> reinforce(LossInputs(new, new, A, torch.ones(2), torch.tensor([0, 0])), LossConfig()).loss  # log 2 − log 4
+    tensor(-0.6931)
+    """
     return LossOutputs(-(inputs.weights * inputs.advantages * inputs.logprobs).sum())
 
 
@@ -77,6 +87,10 @@ def gspo(inputs: LossInputs, config: LossConfig) -> LossOutputs:
 
     A sequence is one sample; its own tokens alone take part. All of them move together: with advantages that differ
     within a sequence, ``gspo_token`` keeps them apart.
+
+    >>> new, one = torch.tensor([1.5, 0.5]).log(), torch.ones(2)
+    >>> gspo(LossInputs(new, torch.zeros(2), one, 0.5 * one, torch.tensor([0, 0])), LossConfig()).loss  # −√(1.5 · 0.5)
+    tensor(-0.8660)
     """
     log_ratio = sequence_mean(inputs.logprobs - inputs.old, inputs.sequence)
     return _surrogate(bounded_exp(log_ratio), inputs, config)
@@ -94,7 +108,13 @@ def gspo_token(inputs: LossInputs, config: LossConfig) -> LossOutputs:
 @LOSSES.register("cispo")
 def cispo(inputs: LossInputs, config: LossConfig) -> LossOutputs:
     """−sg[clip(ρ, 1 − ε_low, 1 + ε_high)]·A·log π (CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): a large ratio
-    is cut, but its token keeps a gradient."""
+    is cut, but its token keeps a gradient.
+
+    >>> new, A = torch.tensor([1.5, 0.5]).log(), torch.tensor([1.0, -1.0])
+    >>> inputs = LossInputs(new, torch.zeros(2), A, torch.ones(2), torch.tensor([0, 0]))
+    >>> cispo(inputs, LossConfig()).loss  # −1.2·log 1.5 + 0.8·log 0.5
+    tensor(-1.0411)
+    """
     with torch.no_grad():
         ratio = bounded_exp(inputs.logprobs - inputs.old)
         weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)

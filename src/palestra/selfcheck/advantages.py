@@ -12,6 +12,7 @@ import torch
 
 from palestra.learn.advantage import ADVANTAGES, AdvantageConfig, same, score, score_parts, whiten, zero_variance
 from palestra.learn.batch import PerToken, Rows
+from palestra.learn.gae import returns_to_go
 from palestra.selfcheck.given import Floats, Given, NotData, nested, to_float
 from palestra.selfcheck.kinds import kind, make_sample
 from palestra.train.config import PRESETS
@@ -80,12 +81,17 @@ def by_parts(given: Given) -> dict[str, Any]:
 
 @kind("advantage", "values", "mask")
 def whitened(given: Given) -> dict[str, Any]:
-    """Values under a mask, whitened over all rows. → mean, whitened"""
+    """Values under a mask, whitened over all rows; ``variance`` biased or unbiased, ``centre`` (``shift_mean``) false
+    leaves the mean. → mean, whitened"""
     values = given.table("values")
     masks = [m.astype(np.bool_) for m in given.table("mask")]
-    given.text("op", "whiten"), given.text("variance", "biased")
+    given.text("op", "whiten")
+    variances = {"biased": 0, "population": 0, "unbiased": 1, "sample": 1}
+    if (named := given.text("variance", "biased")) not in variances:
+        raise NotData(f"no variance is called {named!r}")
+    centre = given.flag("centre", given.flag("shift_mean", True))
     own = np.concatenate([v[m] for v, m in zip(values, masks, strict=True)])
-    out = whiten(values, masks, eps=given.number("eps", 1e-8), centre=given.flag("centre", True))
+    out = whiten(values, masks, eps=given.number("eps", 1e-8), centre=centre, ddof=variances[named])
     return {"mean": float(own.mean()) if len(own) else 0.0, "whitened": nested(list(out))}
 
 
@@ -145,6 +151,16 @@ def by_tokens(given: Given) -> dict[str, Any]:
 def _behind_prompt(rows: Sequence[Floats]) -> tuple[PerToken, ...]:
     """With a zero for the prompt's token that :func:`make_sample` puts before each row."""
     return tuple(np.concatenate([[0.0], row]) for row in rows)
+
+
+@kind("advantage", "turn_rewards")
+def by_turn_rewards(given: Given) -> dict[str, Any]:
+    """What each turn earned, a list per episode of one group, discounted by ``gamma``; ``turns`` may hold the turns'
+    keys, ``scale`` none or std. → returns, advantages"""
+    returns = [returns_to_go(r, gamma=given.number("gamma", 1.0)).tolist() for r in given.table("turn_rewards")]
+    turns = given.get("turns")
+    asked = {"returns": returns, "turns": turns, "scale": given.get("scale", "none"), "eps": given.number("eps", 1e-4)}
+    return {"returns": returns} | by_turns(Given(asked))
 
 
 @kind("advantage", "rewards")

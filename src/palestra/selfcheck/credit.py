@@ -47,6 +47,19 @@ def kl_in_reward(given: Given) -> dict[str, Any]:
     return {k: nested(v) for k, v in found.items()}
 
 
+@kind("gae", "values", "rewards")
+def listed(given: Given) -> dict[str, Any]:
+    """Rewards per token and values; as lists of lists several episodes, with a mask and a next_value for each. →
+    advantages, returns, token_rewards"""
+    if not any(isinstance(r, list) for r in given.get("rewards") or []):
+        return generalised(given)
+    names = ("rewards", "values", "mask", "next_value", "terminal", "terminated", "truncated")
+    by_row = [k for k in names if given.is_list(k)]
+    count = len(given.get("rewards"))
+    rows = [{k: given.get(k)[i] for k in by_row} for i in range(count)]
+    return packed(Given({**{k: given.get(k) for k in given.data if k not in by_row}, "rows": rows}))
+
+
 @kind("gae", "values")
 def generalised(given: Given) -> dict[str, Any]:
     """Rewards per token (or one score) and values. → advantages, returns, reward_index, token_rewards"""
@@ -131,15 +144,17 @@ def of_distributions(given: Given) -> dict[str, Any]:
     expected_k1…, true_grad, grad_k1… (of the estimate as a loss, in expectation over the policy)"""
     p, q = given.numbers("policy"), given.numbers("reference")
     given.get("parameter"), given.get("sampling")
-    logits = torch.tensor(p).log().requires_grad_()
-    ref = torch.tensor(q).log()
+    said = p > 0  # what the policy never says has no part, and a logit of -inf no gradient
+    logits = torch.tensor(p[said]).log().requires_grad_()
+    ref = torch.tensor(q[said]).log()
     logp = logits.log_softmax(-1)
     probs = logp.exp()
-    exact = torch.where(probs > 0, probs * (logp - ref), 0.0).sum()
-    found = {"kl": exact.item(), "true_grad": _slope(exact, logits)}
+    exact = (probs * (logp - ref)).sum()
+    first = bool(said[0])
+    found = {"kl": exact.item(), "true_grad": first * _slope(exact, logits)}
     for name in KL_ESTIMATORS:
         expected = (probs.detach() * KL_ESTIMATORS[name](logp, ref)).sum()
-        found |= {f"expected_{name}": expected.item(), f"grad_{name}": _slope(expected, logits)}
+        found |= {f"expected_{name}": expected.item(), f"grad_{name}": first * _slope(expected, logits)}
     return found
 
 

@@ -59,10 +59,13 @@ def of_comparison(given: Given) -> dict[str, Any]:
 
 @kind("eval", "reward_parts")
 def of_parts(given: Given) -> dict[str, Any]:
-    """Parts of one reward, each with weight 1. → total, parts"""
+    """Parts of one reward, each with weight 1. → total, parts, logged (the series by themselves, as texts)"""
     parts = given.get("reward_parts")
     if not isinstance(parts, dict):
         raise NotData("reward_parts is not a mapping of names to numbers")
     terms = {name: RewardTerm(float(value)) for name, value in parts.items()}
     total = Trajectory((), StopReason.ENV_TERMINATED, rewards=terms).reward
-    return {"total": total, "parts": {name: t.value for name, t in terms.items()}}
+    assert total is not None
+    series = {"reward total": total} | {name: float(value) for name, value in parts.items()}
+    logged = frozenset(f"{name} {value:.12g}" if value % 1 else f"{name} {value}" for name, value in series.items())
+    return {"total": total, "parts": {name: t.value for name, t in terms.items()}, "logged": logged}

@@ -12,7 +12,7 @@ from typing import Any
 TOLERANCE = 1e-6
 """Absolute and relative: known answers are written with six decimals."""
 
-BOUNDS = {"below": -1, "less_than": -1, "at_most": -1, "above": 1, "greater_than": 1, "at_least": 1}
+BOUNDS = {"below": -1, "less_than": -1, "at_most": -1, "above": 1, "greater_than": 1, "at_least": 1, "within_s": -1}
 
 
 @dataclass(slots=True)
@@ -144,7 +144,8 @@ def _bound(key: str, wanted: Any, values: Mapping[str, Any]) -> str | None:
     for suffix, sign in BOUNDS.items():
         name = key.removesuffix(f"_{suffix}")
         if name != key and name in values and isinstance(wanted, int | float):
-            met = sign * values[name] > sign * wanted or (suffix.startswith("at_") and values[name] == wanted)
+            reached = suffix.startswith(("at_", "within_")) and values[name] == wanted
+            met = sign * values[name] > sign * wanted or reached
             return "" if met else f"{name} is {_short(values[name])}, expected {suffix.replace('_', ' ')} {wanted}"
     name = key.removeprefix("max_")
     if name != key and name in values and isinstance(wanted, int | float):
@@ -153,6 +154,9 @@ def _bound(key: str, wanted: Any, values: Mapping[str, Any]) -> str | None:
 
 
 def _equal(name: str, got: Any, wanted: Any, tolerance: float) -> str | None:
+    if isinstance(got, frozenset):  # in no order, and nobody has to name them all
+        missing = [w for w in (wanted if isinstance(wanted, list) else [wanted]) if w not in got]
+        return f"{name} has no {_short(missing[0])}: {_short(sorted(got))}" if missing else ""
     if isinstance(wanted, str) and isinstance(got, bool):  # a statement in words that the check has tested
         return "" if got else f"{name} does not hold: {wanted}"
     if isinstance(wanted, Mapping) and isinstance(got, Mapping):

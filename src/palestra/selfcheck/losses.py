@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from palestra.learn.batch import Rows, token_weights
 from palestra.learn.kl import bounded_exp
 from palestra.learn.loss import LOSSES, LossConfig, LossInputs, sequence_mean, value_loss
-from palestra.learn.offpolicy import importance_weights
+from palestra.learn.offpolicy import Importance, importance_weights
 from palestra.selfcheck.given import Bools, Floats, Given, NotData, one_or_all
 from palestra.selfcheck.kinds import kind, make_sample
 from palestra.train.config import PRESETS
@@ -31,6 +31,15 @@ def of_critic(given: Given) -> dict[str, Any]:
     found = np.zeros(len(values))
     found[own] = per_token
     return {"per_token_loss": found.tolist(), "loss": float(np.mean(per_token)) if per_token else 0.0}
+
+
+@kind("loss", "values", "returns")
+def of_free_critic(given: Given) -> dict[str, Any]:
+    """As with ``old_values``, no value held near its old one."""
+    inner = Given({**given.data, "old_values": given.get("values")})
+    found = of_critic(inner)
+    given.seen |= inner.seen - {"clip"}
+    return found
 
 
 @kind("loss", "log_ratio", "level")
@@ -79,6 +88,23 @@ def of_gap(given: Given) -> dict[str, Any]:
         "sequence_sum_ratio": _episode_ratio(gaps, mask, cap)[1]["train/sampler_ratio_mean"],
         "sequence_mean_ratio": float(sequence_mean(own, torch.zeros(tokens, dtype=torch.long)).exp()[0]),
     }
+
+
+@kind("loss", "sampler_logp", "trainer_logp")
+def of_both_logps(given: Given) -> dict[str, Any]:
+    """Log-probs of one episode's tokens under sampler and trainer; ``importance`` token_truncate (the default),
+    token_mask, sequence_truncate, sequence_mask or none, ``cap``, ``floor``. → weights (0 where the mask is),
+    ratio_min, ratio_mean, ratio_max, ratio_cut"""
+    sampler, trainer = given.numbers("sampler_logp"), given.numbers("trainer_logp")
+    mask = given.mask("mask", len(sampler))
+    importance = given.text("importance", "token_truncate")
+    if importance not in get_args(Importance):
+        raise NotData(f"no importance weight is called {importance!r}")
+    data = Rows((make_sample(mask, logprobs=sampler),), old=(np.concatenate([[0.0], trainer]),))
+    bounds = {"cap": given.number("cap", 3.0), "floor": given.number("floor", 0.0)}
+    weights, metrics = importance_weights(data, importance, **bounds)  # type: ignore[arg-type]
+    ratios = {name.removeprefix("train/sampler_"): value for name, value in metrics.items()}
+    return {"weights": one_or_all(weights[0][1:], given.is_list("sampler_logp")), **ratios}
 
 
 @kind("loss", "masked_logp", "mask")
@@ -193,6 +219,8 @@ def _advantages(given: Given, size: int, lengths: list[int] | None) -> Floats:
     key = next((k for k in ("advantage", "advantages", "advantage_sign") if k in given), None)
     if key is None:
         return np.ones(size)
+    if given.is_list(key) and any(isinstance(r, list) for r in given.get(key)):
+        return np.concatenate(given.table(key))
     values = given.numbers(key)
     if lengths is not None and len(values) == len(lengths):
         return np.repeat(values, lengths)

@@ -32,6 +32,14 @@ def of_rewards(given: Given) -> dict[str, Any]:
     return _pairwise(chosen, rejected, given.number("center", 0.0))
 
 
+@kind("loss", "chosen_reward", "rejected_reward")
+def of_named_rewards(given: Given) -> dict[str, Any]:
+    """As ``chosen`` and ``rejected``."""
+    given.get("loss")
+    chosen, rejected = (torch.tensor(given.numbers(f"{side}_reward")) for side in ("chosen", "rejected"))
+    return _pairwise(chosen, rejected, given.number("center", 0.0))
+
+
 def _pairwise(chosen: Tensor, rejected: Tensor, center: float) -> dict[str, Any]:
     out = pairwise(chosen, rejected, center)
     return {
@@ -66,6 +74,19 @@ def of_pair(given: Given) -> dict[str, Any]:
     }
 
 
+@kind("loss", "loss", "chosen_logps", "rejected_logps")
+def of_flat_pair(given: Given) -> dict[str, Any]:
+    """As ``loss`` and ``policy``, the sides under names of their own, with ref_chosen_logps and ref_rejected_logps."""
+    sides = {side: given.get(f"{side}_logps") for side in ("chosen", "rejected")}
+    nested = {**given.data, "policy": sides}
+    if "ref_chosen_logps" in given:
+        nested["reference"] = {side: given.get(f"ref_{side}_logps") for side in ("chosen", "rejected")}
+    inner = Given(nested)
+    found = of_pair(inner)
+    given.seen |= inner.seen
+    return found
+
+
 def _labelled(given: Given, function: Any, config: Any) -> dict[str, Any]:
     label = torch.tensor(given.numbers("desirable").astype(np.bool_))
     policy, ref = torch.tensor(given.numbers("policy")), torch.tensor(given.numbers("reference"))
@@ -87,5 +108,6 @@ def _sides(given: Given, key: str) -> tuple[Tensor, Tensor]:
 def _tokens(given: Given, side: str) -> Tensor:
     """How many tokens a side has: as given, or as many as its list of log-probs."""
     listed = given.get("policy")[side]
-    count = given.number(f"{side}_tokens", float(len(listed) if isinstance(listed, list) else 1))
+    named = next((k for k in (f"{side}_tokens", f"{side}_len", f"{side}_length") if k in given), f"{side}_tokens")
+    count = given.number(named, float(len(listed) if isinstance(listed, list) else 1))
     return torch.tensor([count], dtype=torch.float64)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from palestra.learn.batch import Rows, Sample, pack, token_weights
-from palestra.learn.loss import LossConfig, LossInputs, clip
+from palestra.learn.loss import LossConfig, LossInputs, clip, cross_entropy
 from palestra.learn.update import trained_indices
 from palestra.selfcheck.given import Given, NotData
 from palestra.selfcheck.kinds import kind, make_sample
@@ -67,6 +67,24 @@ def of_ragged_table(given: Given) -> dict[str, Any]:
     return found
 
 
+@kind("loss", "logprobs", "labels")
+def of_supervised(given: Given) -> dict[str, Any]:
+    """Supervised learning: log-probs of the labels, a list or rows; where a label is -100 nothing trains. → loss (of
+    ``reduction``), token_mean, sequence_mean, num_trained_tokens"""
+    given.get("loss")
+    alone = not any(isinstance(r, list) for r in given.get("logprobs"))
+    rows, labels = ([given.numbers(k)] if alone else given.table(k) for k in ("logprobs", "labels"))
+    samples = [make_sample(label != -100, episode=str(i)) for i, label in enumerate(labels)]
+    found: dict[str, Any] = {}
+    for name in ("token_mean", "sequence_mean"):
+        weights = token_weights(samples, name)
+        pairs = ((torch.tensor(r), torch.tensor(w[1:])) for r, w in zip(rows, weights, strict=True))
+        found[name] = float(sum(cross_entropy(r[w > 0], w[w > 0]) for r, w in pairs))
+    if (reduction := reduction_of(given)) not in found:
+        raise NotData(f"supervised learning has no reduction {reduction}")
+    return found | {"loss": found[reduction], "num_trained_tokens": sum(s.trained_tokens for s in samples)}
+
+
 @kind("loss", "ranks")
 def of_ranks(given: Given) -> dict[str, Any]:
     """Summed losses and token counts of each rank, whose gradients are averaged. → effective_loss, local_losses,
@@ -87,6 +105,17 @@ def of_ranks(given: Given) -> dict[str, Any]:
             )
         ),
     }
+
+
+@kind("loss", "micro_batches")
+def of_micro_batches(given: Given) -> dict[str, Any]:
+    """Summed losses and token counts of micro-batches, whose gradients are added up before one step. → loss,
+    effective_loss (the same), local_losses (what each adds)"""
+    parts = _parts(given, "micro_batches")
+    samples = [make_sample(np.ones(n), episode=str(i)) for i, (_, n) in enumerate(parts)]
+    weights = token_weights(samples, reduction_of(given), divisor=divisor_of(given))
+    shares = [float(w[1:].mean() * total) if n else 0.0 for w, (total, n) in zip(weights, parts, strict=True)]
+    return {"loss": sum(shares), "effective_loss": sum(shares), "local_losses": shares}
 
 
 @kind("loss", "rollout_split_into_samples")

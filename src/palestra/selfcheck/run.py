@@ -21,7 +21,7 @@ OWN = Path(__file__).with_name("known_answers.jsonl")
 """The answers that come with the package: worked out by hand, or in a second way."""
 AREAS = (
     "advantages", "losses", "reductions", "pairs", "credit", "scores", "settings", "rewards", "tokens", "playing",
-    "evaluation",
+    "evaluation", "episodes",
 )  # fmt: skip
 
 Status = Literal["passed", "failed", "not run"]
@@ -107,13 +107,13 @@ def check(case: Case) -> Result:
     except NotData as reason:
         return Result(case, "not run", str(reason))
     verdict = judge(outcome, case.expected)
+    unread = [f"not read: {', '.join(given.unread)}"] if given.unread and outcome.raised is None else []
     if verdict.wrong:
-        return Result(case, "failed", "; ".join(verdict.wrong))
+        return Result(case, "failed", "; ".join(verdict.wrong + unread))
     if not verdict.checked:
         return Result(case, "not run", f"nothing here computes {', '.join(verdict.unchecked) or 'anything it expects'}")
     notes = [f"not checked: {', '.join(verdict.unchecked)}"] if verdict.unchecked else []
-    notes += [f"not read: {', '.join(given.unread)}"] if given.unread else []
-    return Result(case, "passed", "; ".join(notes))
+    return Result(case, "passed", "; ".join(notes + unread))
 
 
 def _compute(chosen: Kind, given: Given) -> Outcome:

@@ -106,11 +106,14 @@ def of_entropy(given: Given) -> dict[str, Any]:
 
 @kind("numeric", "values")
 def of_variance(given: Given) -> dict[str, Any]:
-    """Values in a precision. → variance (of the population), mean; values that are all the same have none"""
+    """Values in a precision, under a ``mask`` or all. → variance (of the population), mean; values that are all
+    the same have no variance, and none at all have neither (0)"""
     given.get("formula")
     dtype = {"float16": np.float16, "float32": np.float32, "float64": np.float64}[given.text("dtype", "float64")]
     values = given.numbers("values").astype(dtype).astype(np.float64)
-    return {"variance": 0.0 if same(values.tolist()) else float(values.var()), "mean": float(values.mean())}
+    values = values[given.mask("mask", len(values))]
+    mean = float(values.mean()) if len(values) else 0.0
+    return {"variance": 0.0 if same(values.tolist()) else float(values.var()), "mean": mean}
 
 
 @kind("numeric", "start", "update", "steps")

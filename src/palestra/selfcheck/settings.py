@@ -32,6 +32,8 @@ ALIASES = {
     "epsilon": "algorithm.clip_low",
     "epsilon_high": "algorithm.clip_high",
 }
+PLACES = {"kl_in_reward": "reward", "kl_in_loss": "loss"}
+"""A switch for each place of the KL term, as other trainers have them; ours is one option, which can name one place."""
 SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "train": TrainSettings,
     "algorithm": AlgorithmConfig,
@@ -95,13 +97,16 @@ def of_completions(given: Given) -> dict[str, Any]:
 @kind("config")
 def of_flat_keys(given: Given) -> dict[str, Any]:
     """Keys of an RL run without a section, under our names or those of other trainers (beta, num_generations,
-    estimator, epsilon, num_iterations …). → as `config`"""
+    estimator, epsilon, num_iterations …); kl_in_reward and kl_in_loss are switches. → as `config`"""
     if any(isinstance(v, str) and " " in v for v in given.data.values()):
         raise NotData("one of its values is a description, not data")
-    known = set(ALIASES).union(*(cls.model_fields for cls in SECTIONS.values()))
+    known = set(ALIASES).union(PLACES, *(cls.model_fields for cls in SECTIONS.values()))
     if strange := [key for key in given.data if key not in known]:
         raise NotData(f"no option of an RL run is called {strange[0]}")
-    return _loaded({k: given.get(k) for k in given.data})
+    settings = {k: given.get(k) for k in given.data if k not in PLACES}
+    if asked := [place for k, place in PLACES.items() if given.flag(k)]:
+        settings["kl_in"] = asked[0] if len(asked) == 1 else asked
+    return _loaded(settings)
 
 
 def _loaded(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -294,6 +294,25 @@ def of_positions(given: Given) -> dict[str, Any]:
     return {"position_ids": nested(positions)}
 
 
+@kind("tokenization", "template_output", "bos_id")
+@kind("tokenization", "prompt", "bos_id")
+@kind("tokenization", "bos_token", "text")
+def of_start_token(given: Given) -> dict[str, Any]:
+    """A text (a template's output, a raw prompt) and the id of the start token, written ``bos_token`` ("<s>"); null =
+    there is none. → ids, first_id, bos_count, contains_none"""
+    for key in ("encode_adds_bos_by_default", "raw_string", "model_requires_bos"):
+        given.get(key)
+    text = given.text(next(k for k in ("template_output", "prompt", "text") if k in given))
+    bos = given.get("bos_token", "<s>")
+    start = None if bos is None else given.integer("bos_id", 1)
+    letters = list(dict.fromkeys(text))
+    vocabulary = {c: i for i, c in zip((i for i in range(len(letters) + 1) if i != start), letters, strict=False)}
+    tokenizer = _Greedy(vocabulary if start is None else {**vocabulary, bos: start})
+    tokenizer.bos_token_id = start
+    ids = PlainRenderer(tokenizer).render([{"role": "user", "content": text}]).token_ids
+    return {"ids": ids, "first_id": ids[0], "bos_count": sum(i == start for i in ids), "contains_none": None in ids}
+
+
 class _Pieces:
     """A tokenizer whose tokens are the given texts."""
 
@@ -310,7 +329,8 @@ class _Pieces:
 class _Greedy(_Pieces):
     """A tokenizer that takes the longest piece of a vocabulary at each place, and adds nothing."""
 
-    bos_token_id = eos_token_id = None
+    bos_token_id: int | None = None
+    eos_token_id = None
     bos_token = eos_token = chat_template = None
     all_special_ids: tuple[int, ...] = ()
 
