@@ -23,7 +23,7 @@ from palestra.eval.evaluate import EvalResult, demand_scores, evaluate
 from palestra.learn.batch import Rows
 from palestra.learn.klcontrol import KLController
 from palestra.learn.update import annotate, train_step
-from palestra.model.lora import add_lora
+from palestra.model.lora import add_lora, is_adapter
 from palestra.rollout.dump import write_rollouts
 from palestra.rollout.failures import Failures
 from palestra.rollout.journal import FILE as JOURNAL
@@ -36,7 +36,7 @@ from palestra.train import setup, sft, warmup
 from palestra.train.ahead import Ahead
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
-from palestra.train.faults import Faults
+from palestra.train.faults import Faults, remedies
 from palestra.train.groups import Collected, RewardErrors, collect_step, learnable
 from palestra.train.learner import critic_state, make_learner, restore_critic
 from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, timed
@@ -76,7 +76,8 @@ class RLTrainer:
         self.facts: dict[str, Any] = {}
         self.failures = Failures()
         tokens, most = config.algorithm.micro_batch_tokens, config.train.max_nonfinite
-        self.faults = Faults(run.path, tokens, most, phase="rl", tell=tell)
+        advice = remedies("train", config.train, adapter=is_adapter(model), shorter="sampling.max_new_tokens")
+        self.faults = Faults(run.path, tokens, most, phase="rl", remedies=advice, tell=tell)
         self.reward_errors = RewardErrors(tell)
         self._saved = 0
         self._score: float | None = None

@@ -32,7 +32,7 @@ from palestra.run.progress import Progress
 from palestra.train import setup
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, SFTConfig, SFTSettings, learning_rate
-from palestra.train.faults import Faults
+from palestra.train.faults import Faults, remedies
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -172,7 +172,8 @@ def _step(
 def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) -> dict[str, Any]:
     """``palestra sft``: returns the summary that is also written to the run directory.
 
-    Ctrl-C ends with a checkpoint of the last complete step and KeyboardInterrupt.
+    Ctrl-C ends with a checkpoint of the last complete step and KeyboardInterrupt. What strikes within an update (a
+    second Ctrl-C) leaves the checkpoints as they were.
     """
     began = time.perf_counter()
     loaded = setup.load(config.model)
@@ -189,7 +190,7 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
         policy = make_policy(model, config.sft, reference=False)
         optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
         watch = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=tell)
-        faults = Faults(run.path, config.sft.micro_batch_tokens, config.sft.max_nonfinite, phase="sft", tell=tell)
+        faults = make_faults(run.path, config.sft, section="sft", adapter=is_adapter(model), tell=tell)
         done = 0
         if found:
             done = restore_trainer(found, optimizer, scheduler, faults.guard)
@@ -211,8 +212,8 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
             at, last = step, metrics
             watch.observe(step, metrics, phase="sft")
             run.log(step, metrics, phase="sft")
-            progress.update(step, metrics)
             faults.settle(step)
+            progress.update(step, metrics)
             if config.save_every and step % config.save_every == 0 and step < steps:
                 save()
 
@@ -221,7 +222,7 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
             how: Any = {"seed": config.seed, "start": done, "guard": faults.guard, "on_step": on_step}
             fit(policy, samples, config.sft, *optimisers, **how)
         finally:
-            final = save() if at > done else None
+            final = save() if at > done and faults.whole else None
         counts = {"seed": config.seed, "steps": at, "dialogues": len(samples)}
         seconds = time.perf_counter() - began
         summary = counts | {"final_loss": last.get("sft/loss"), "seconds": seconds, "checkpoint": str(final or found)}
@@ -234,6 +235,15 @@ def _model(config: SFTConfig, model: torch.nn.Module, found: Path | None) -> tor
     if found is not None:
         return restore_model(found, model)
     return model if config.lora is None else add_lora(model, config.lora, seed=config.seed)
+
+
+def make_faults(
+    run: Path, settings: SFTSettings, *, section: str, adapter: bool, tell: Callable[[str], None]
+) -> Faults:
+    """What guards the steps of supervised training. section: of the config, with these settings."""
+    advice = remedies(section, settings, adapter=adapter, shorter=f"{section}.max_length")
+    tokens, most = settings.micro_batch_tokens, settings.max_nonfinite
+    return Faults(run, tokens, most, phase="sft", remedies=advice, tell=tell)
 
 
 def make_policy(model: torch.nn.Module, optim: Any, *, reference: bool | torch.nn.Module) -> Policy:
