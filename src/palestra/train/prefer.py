@@ -143,7 +143,7 @@ class Session:
     tokenizer: Any
     objective: Objective
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scheduler: torch.optim.lr_scheduler.LambdaLR
     at: int = 0
     results: Results | None = None
     last: dict[str, float] | None = None

@@ -21,9 +21,9 @@ from palestra.env.base import Observation
 from palestra.errors import DataError
 from palestra.learn.batch import Rows, Sample, micro_batches, pack, token_weights
 from palestra.learn.loss import cross_entropy
+from palestra.learn.optim import linear_schedule, make_optimizer, restore
 from palestra.learn.policy import Policy
 from palestra.learn.robust import Guard
-from palestra.learn.update import linear_schedule, make_optimizer
 from palestra.model.lora import add_lora, is_adapter
 from palestra.run.directory import Run
 from palestra.run.health import Watch
@@ -279,15 +279,14 @@ def trainer_state(
 def restore_trainer(
     checkpoint: Path,
     optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    scheduler: torch.optim.lr_scheduler.LambdaLR,
     guard: Guard,
 ) -> int:
-    """Put optimiser, schedule, guard and RNG back as they were; returns the step."""
+    """Put optimiser, schedule, guard and RNG back as they were, under the config's rates; returns the step."""
     from palestra.train.checkpoint import set_rng_state
 
     state: Any = load_checkpoint(checkpoint)
-    optimizer.load_state_dict(state.trainer["optimizer"])
-    scheduler.load_state_dict(state.trainer["scheduler"])
+    restore(optimizer, scheduler, state.trainer)
     set_rng_state(state.trainer["rng"])
     if "guard" in state.trainer:  # checkpoints of the first versions have none
         guard.load_state_dict(state.trainer["guard"])
