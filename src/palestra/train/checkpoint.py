@@ -41,12 +41,14 @@ from palestra.train.sealed import ASIDE, MARK, clean_leftovers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointState:
-    """What a checkpoint holds besides weights. adapter: the weights are an adapter's, the base is elsewhere."""
+    """What a checkpoint holds besides weights. adapter: the weights are an adapter's, the base is elsewhere. score: as
+    it was saved."""
 
     path: Path
     step: int
     adapter: bool
     trainer: Mapping[str, Any]
+    score: float | None = None
 
 
 def save_checkpoint(
@@ -148,7 +150,8 @@ def load_checkpoint(path: Path | str, *, verify: bool = True) -> CheckpointState
     plain = json.loads((path / "trainer" / "state.json").read_text(encoding="utf-8"))["state"]
     # weights_only: tensors and plain containers, never code.
     rich = torch.load(path / "trainer" / "state.pt", map_location="cpu", weights_only=True)
-    return CheckpointState(path, int(mark["step"]), (path / "adapter_config.json").is_file(), {**plain, **rich})
+    adapter = (path / "adapter_config.json").is_file()
+    return CheckpointState(path, int(mark["step"]), adapter, {**plain, **rich}, mark.get("score"))
 
 
 def restore_model(path: Path | str, model: nn.Module) -> nn.Module:

@@ -45,6 +45,7 @@ class Faults:
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder, self._phase, self._tell = run / FOLDER, phase, tell
+        self._last: Path | None = None
         self.guard = Guard(tokens, max_nonfinite, tell, remedies)
 
     @property
@@ -56,15 +57,19 @@ class Faults:
         """Call it when a step is complete and logged: it is whole then. Raises TrainingError after ``max_nonfinite`` in
         a row."""
         self.guard.whole = True
-        faults, self.guard.faults = self.guard.faults, []
-        for fault in faults:
-            path = self._folder / f"{self._phase}_step_{step:06d}.npz"
-            write_fault(path, fault, step=step, phase=self._phase)
-            self._tell(f"step {step} was skipped: {fault.reason}; its batch is in {path}")
+        self.keep(step)
         try:
             self.guard.check()
         except TrainingError as error:
-            raise TrainingError(f"{error}: {path}" if faults else str(error)) from None
+            raise TrainingError(f"{error}: {self._last}" if self._last else str(error)) from None
+
+    def keep(self, step: int) -> None:
+        """Write what was not learned from in a step, before anything else can go wrong."""
+        faults, self.guard.faults = self.guard.faults, []
+        for fault in faults:
+            self._last = self._folder / f"{self._phase}_step_{step:06d}.npz"
+            write_fault(self._last, fault, step=step, phase=self._phase)
+            self._tell(f"step {step} was skipped: {fault.reason}; its batch is in {self._last}")
 
 
 def remedies(section: str, settings: OptimConfig, *, adapter: bool, shorter: str) -> str:
