@@ -90,6 +90,22 @@ def test_the_first_step_after_every_checkpoint_has_its_rollouts(tmp_path: Path) 
         replay(out, 4)
 
 
+@pytest.mark.parametrize("kept", [9, 2])
+def test_what_an_older_policy_sampled_is_compared_with_its_own_weights_or_it_is_said_why_not(
+    tmp_path: Path, kept: int
+) -> None:
+    """One version behind, the third step's tokens are of version 1, and the trainer stands at version 2."""
+    out = trained(tmp_path / "a", "train.max_staleness=1", f"train.keep_last={kept}", "train.dump_every=1")
+    found = replay(out, 3, drift=True)
+    assert found.exact, "the weights before the step are back after the drift was measured"
+    if kept == 9:
+        assert found.drift is not None and found.drift.largest < 1e-4 and found.drift.other_versions == 0
+        assert found.no_drift is None
+    else:
+        said = "no drift: no checkpoint holds the weights that sampled (step_000001); train.keep_last keeps more"
+        assert found.drift is None and found.no_drift == said and found.text().endswith(said)
+
+
 def test_the_drift_is_the_gap_between_sampler_and_trainer(copied: Path) -> None:
     honest = replay(copied, 3, drift=True).drift
     assert honest is not None and honest.largest < 1e-4 and 0 <= honest.mean <= honest.largest
