@@ -306,3 +306,11 @@ def test_a_damaged_reference_is_named_with_what_can_be_done(tmp_path: Path) -> N
     with pytest.raises(RunError, match=said) as caught:
         train(settings, resume=True)
     assert "remove the directory" not in str(caught.value)
+
+
+def test_a_checkpoint_whose_removal_was_cut_short_is_nothing_to_warn_of(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / ".writing-removing-step_000005").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest_checkpoint(tmp_path) == tmp_path / "step_000010"

@@ -545,3 +545,13 @@ def test_a_link_to_nothing_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(RunError, match="cannot write"):
         check_writable(tmp_path / "link" / "run")
+
+
+@pytest.mark.skipif(directory.fcntl is None, reason="no locks there")
+def test_a_run_that_is_being_written_is_not_gone_on_with_a_second_time(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "a", Settings()) as run:
+        with pytest.raises(RunError, match="is being written by another process"):
+            Run.open(tmp_path / "a", Settings(), resume=True)
+        run.log(1, {"train/loss": 1.0}, phase="rl")
+    for _ in range(2):  # closed, and closed again
+        Run.open(tmp_path / "a", Settings(), resume=True).close()

@@ -11,8 +11,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,11 @@ from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.metrics import check
 from palestra.run.resume import CONDITIONS, check_same, differences, told
 from palestra.run.trackers import Tracker, make_trackers
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 _KEPT = ("checkpoints", "warmup", "rollouts", "summary.json", "journal.jsonl", "faults")
@@ -45,11 +52,18 @@ class Run:
     """
 
     def __init__(
-        self, path: Path, trackers: Iterable[Tracker], *, strict: bool = False, made: Sequence[Path] | None = None
+        self,
+        path: Path,
+        trackers: Iterable[Tracker],
+        *,
+        strict: bool = False,
+        made: Sequence[Path] | None = None,
+        release: Callable[[], object] = lambda: None,
     ) -> None:
         self.path = path
         self.strict = strict
         self._trackers = tuple(trackers)
+        self._release = weakref.finalize(self, release)  # of the lock on the directory
         self._made = made  # the directories made for a new run, until something of it is worth keeping
 
     @classmethod
@@ -71,13 +85,19 @@ class Run:
         """
         path, values = Path(path), config.model_dump(mode="json")
         if resume and _begun(path):
-            _describe_resumed(path, config)
-            return cls(path, make_trackers(path, values, trackers, resume=True), strict=strict)
+            release = lock(path)
+            try:
+                _describe_resumed(path, config)
+                return cls(path, make_trackers(path, values, trackers, resume=True), strict=strict, release=release)
+            except BaseException:
+                release()
+                raise
         made = _claim(path)
         try:
+            release = lock(path)
             write_json(path / "run.json", describe(config))
             write_text(path / "config.yaml", configuration.dump(config))
-            return cls(path, make_trackers(path, values, trackers), strict=strict, made=made)
+            return cls(path, make_trackers(path, values, trackers), strict=strict, made=made, release=release)
         except BaseException:
             _unclaim(path, made)
             raise
@@ -108,6 +128,7 @@ class Run:
         with writing(self.path):
             for tracker in trackers:
                 tracker.close()
+        self._release()
 
     def __enter__(self) -> Run:
         return self
@@ -117,6 +138,22 @@ class Run:
         ended = kind is not None and issubclass(kind, UserError | KeyboardInterrupt)
         if ended and self._made is not None and not any((self.path / name).exists() for name in _KEPT):
             _unclaim(self.path, self._made)
+
+
+def lock(path: Path) -> Callable[[], None]:
+    """Hold a run directory against other processes until the function this returns is called, or the process ends.
+    Raises RunError where another one holds it. Where the system or the file system knows no locks, nothing is held."""
+    if fcntl is None:
+        return lambda: None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise RunError(f"{path} is being written by another process; let it end, or choose another --out") from None
+    except OSError:
+        pass
+    return partial(os.close, handle)
 
 
 def read_run(path: str | Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from palestra.errors import RunError
 from palestra.model.loading import one_line, quiet
 from palestra.model.lora import is_adapter, quiet_peft
 from palestra.train import sealed
-from palestra.train.sealed import ASIDE, MARK, clean_leftovers
+from palestra.train.sealed import ASIDE, MARK, REMOVING, clean_leftovers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,8 @@ def latest_checkpoint(directory: Path | str) -> Path | None:
     if not directory.is_dir():
         return None
     every = sealed.in_order(directory)
-    unfinished = sorted(p.name.removeprefix(ASIDE) for p in directory.glob(f"{ASIDE}*"))
+    aside = (p.name.removeprefix(ASIDE) for p in directory.glob(f"{ASIDE}*"))
+    unfinished = sorted(name for name in aside if not name.startswith(REMOVING))
     unfinished += [p.name for p in every if not (p / MARK).is_file()]
     damaged, found = [], None
     for path in (p for p in reversed(every) if (p / MARK).is_file()):

@@ -18,7 +18,7 @@ from palestra.config import FORMAT
 from palestra.errors import RunError
 from palestra.learn.batch import Rows, Sample
 from palestra.learn.robust import Fault, Guard, TrainingError
-from palestra.run.files import writing
+from palestra.run.files import sync, writing
 from palestra.train.config import OptimConfig
 
 FOLDER = "faults"
@@ -111,6 +111,7 @@ def write_fault(path: Path | str, fault: Fault, *, step: int, phase: str) -> Non
     with writing(path):
         path.parent.mkdir(exist_ok=True)
         aside.write_bytes(buffer.getvalue())
+        sync(aside)
         os.replace(aside, path)
 
 

@@ -154,7 +154,8 @@ def _drift(trainer: RLTrainer, groups: Sequence[Group], run: Path, step: int) ->
     afterwards.
     """
     spans = (s for g in groups for e in g.episodes for t in e.trajectories for s in t.spans)
-    versions = sorted({s.version for s in spans if s.author is Author.MODEL and len(s.tokens)}, reverse=True)
+    known = {s.version for s in spans if s.author is Author.MODEL and len(s.tokens)}
+    versions = sorted((v for v in known if v is not None), reverse=True)
     kept = {v: run / "checkpoints" / f"step_{v:06d}" for v in versions}
     there = [v for v, path in kept.items() if v == step - 1 or (path.is_dir() and damage(path) is None)]
     if not versions:

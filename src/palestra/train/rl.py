@@ -235,7 +235,7 @@ class RLTrainer:
         self._timings["time/step_s"] = time.perf_counter() - began
         timings = {**batch.timings, **self._timings}
         told = rollout_metrics(batch.groups, rows, self.config.eval.metric, timings)
-        self._unlogged = row = learned | batch.metrics | told
+        self._unlogged = row = {**learned, **batch.metrics, **told}
         self._updating = False
         self.reward_errors.hear(self.steps_done, batch.groups, rows)
         self._dump(batch.groups, rows)

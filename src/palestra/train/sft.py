@@ -225,8 +225,8 @@ def train_sft(config: SFTConfig, *, progress: Progress, resume: bool = False) ->
             final = save() if at > done and faults.whole else None
         counts = {"seed": config.seed, "steps": at, "dialogues": len(samples)}
         seconds = time.perf_counter() - began
-        summary = counts | {"final_loss": last.get("sft/loss"), "alarms": len(watch.monitor.alarms)}
-        summary |= {"seconds": seconds, "checkpoint": str(final or found)}
+        told: dict[str, Any] = {"final_loss": last.get("sft/loss"), "alarms": len(watch.monitor.alarms)}
+        summary = counts | told | {"seconds": seconds, "checkpoint": str(final or found)}
         run.write_summary(summary)
     return summary
 
