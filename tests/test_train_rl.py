@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -150,6 +152,19 @@ def test_the_same_seed_gives_the_same_weights_with_or_without_evaluation_in_betw
     train(config(tmp_path / "again", "eval.every=1", warmup=WARMUP))
     assert weights_in(tmp_path / "again", 3) == weights_in(whole, 3)
     assert sum("eval/accuracy" in r for r in logged(tmp_path / "again")) == 4
+
+
+def test_a_clock_that_jumps_to_and_fro_changes_no_weight_and_no_duration(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody sets it, or it is set over the network: stamps follow it, and nothing else does."""
+    jumps = itertools.cycle([0.0, 4e9, 1.7e9, -1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: next(jumps))
+        train(config(tmp_path / "a", warmup=WARMUP))
+    assert weights_in(tmp_path / "a", 3) == weights_in(whole, 3)
+    durations = [value for row in logged(tmp_path / "a") for name, value in row.items() if name.startswith("time/")]
+    assert durations and all(0 <= value < 300 for value in durations)
 
 
 def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
