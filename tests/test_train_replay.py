@@ -20,7 +20,9 @@ from palestra.errors import RunError
 from palestra.rollout.dump import read_rollouts, write_rollouts
 from palestra.run.directory import Run
 from palestra.run.progress import Progress
+from palestra.train import rl
 from palestra.train.config import RLConfig
+from palestra.train.fault_replay import replay_fault
 from palestra.train.replay import replay, replayable
 from palestra.train.rl import train_rl
 from palestra.types import Group
@@ -179,3 +181,29 @@ def test_what_is_no_run_and_what_is_damaged_is_one_line(copied: Path, tmp_path: 
     shutil.rmtree(copied / "checkpoints")
     told = call(str(copied))
     assert told.exit_code == 2 and "no step of it can be replayed" in told.stderr
+
+
+def test_a_batch_that_was_not_learned_from_names_the_episode_and_what_of_it_is_ill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    annotate, calls = rl.annotate, 0
+
+    def sick(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        made = annotate(*args, **options)
+        if calls == 2:
+            made.advantages[1][:] = float("nan")
+        return made
+
+    monkeypatch.setattr(rl, "annotate", sick)
+    out = trained(tmp_path / "a", "train.keep_last=9", "algorithm.updates_per_batch=1")
+    (file,) = (out / "faults").iterdir()
+    before = contents(out)
+    found = replay_fault(out, file)
+    assert (found.step, found.weights, found.samples) == (2, "step_000001", 4)
+    ((episode, parts),) = found.ill.items()
+    assert parts == ("advantages",) and episode.endswith("/1") and found.gap < 1e-4
+    told = CliRunner().invoke(cli.app, ["replay", str(out), "--fault", str(file)])
+    assert told.exit_code == 0 and f"episode {episode}: not finite: advantages" in told.stdout
+    assert contents(out) == before

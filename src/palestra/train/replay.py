@@ -115,13 +115,13 @@ def replay(run: Path, step: int | None = None, *, drift: bool = False) -> Replay
     Nothing in the run directory changes. Raises RunError for what is no such run, and for a step that cannot be
     replayed, with those that can.
     """
-    config = _config(run)
+    config = config_of(run)
     step = _chosen(run, step)
     before = run / "checkpoints" / f"step_{step - 1:06d}"
     load_checkpoint(before)  # checksums compared: a damaged file is named, rather than replayed
     recorded = _recorded(run, step)
     groups = list(read_rollouts(_rollouts(run, step)))
-    trainer = _trainer(config, run, before)
+    trainer = trainer_at(config, run, before)
     try:
         trainer.begin_rl()
         seen, why = _drift(trainer, groups, run, step) if drift else (None, None)
@@ -198,7 +198,7 @@ def measure_drift(trainer: RLTrainer, groups: Sequence[Group], *, version: int) 
     return Drift(tokens, worst[0], total / tokens, *worst[1:], other_versions=others)
 
 
-def _config(run: Path) -> RLConfig:
+def config_of(run: Path) -> RLConfig:
     read_run(run)
     values = configuration.read_yaml(run / "config.yaml")
     if "algorithm" not in values:
@@ -236,7 +236,7 @@ def _recorded(run: Path, step: int) -> dict[str, float]:
     return numbers(learned[-1])
 
 
-def _trainer(config: RLConfig, run: Path, checkpoint: Path) -> RLTrainer:
+def trainer_at(config: RLConfig, run: Path, checkpoint: Path) -> RLTrainer:
     """The run's trainer as it was at a checkpoint. Its run directory has no trackers: nothing is written or rewound."""
     began = time.perf_counter()
     loaded = setup.load(config.model)
