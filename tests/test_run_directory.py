@@ -555,3 +555,17 @@ def test_a_run_that_is_being_written_is_not_gone_on_with_a_second_time(tmp_path:
         run.log(1, {"train/loss": 1.0}, phase="rl")
     for _ in range(2):  # closed, and closed again
         Run.open(tmp_path / "a", Settings(), resume=True).close()
+
+
+def test_tensorboard_shows_no_row_twice_after_a_phase_went_back(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    with Run.open(tmp_path / "a", Settings()) as run:
+        for phase, step in [("sft", 1), ("sft", 9), ("rl", 1), ("rl", 2), ("rl", 3)]:
+            run.log(step, {f"{'train' if phase == 'rl' else phase}/loss": 1.0}, phase=phase)
+    with Run.open(tmp_path / "a", Settings(), resume=True) as run:
+        run.rewind(2, phase="rl")
+        run.log(3, {"train/loss": 0.5}, phase="rl")
+    files = sorted((tmp_path / "a" / "tensorboard").iterdir())
+    seen = [(e.step, v.tag) for f in files for e in EventFileLoader(str(f)).Load() for v in e.summary.value]
+    assert seen == [(1, "sft/loss"), (9, "sft/loss"), (1, "train/loss"), (2, "train/loss"), (3, "train/loss")]
