@@ -293,3 +293,24 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one_and_ends_the_sam
         train(settings, resume=True)
     assert weights_in(out, 3) == weights
     assert [row["step"] for row in logged(out) if "train/loss" in row] == [1, 2, 3]
+
+
+def test_a_damaged_reference_is_named_with_what_can_be_done(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    settings = config(out, "train.steps=1", "eval.size=0")
+    train(settings)
+    flip(out / "reference" / "step_000000" / "model.safetensors")
+    said = (
+        r"reference: no checkpoint is whole: .*model\.safetensors .*; so the KL term has no reference: put back a copy"
+    )
+    with pytest.raises(RunError, match=said) as caught:
+        train(settings, resume=True)
+    assert "remove the directory" not in str(caught.value)
+
+
+def test_a_checkpoint_whose_removal_was_cut_short_is_nothing_to_warn_of(tmp_path: Path) -> None:
+    save(tmp_path, 10)
+    (tmp_path / ".writing-removing-step_000005").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest_checkpoint(tmp_path) == tmp_path / "step_000010"

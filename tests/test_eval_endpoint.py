@@ -164,6 +164,19 @@ def test_completions_send_token_ids_and_take_the_sampled_ones_back(server: JsonS
     assert (asked["stop"], asked["stop_token_ids"]) == (["</a>"], [258])
 
 
+def test_a_reply_to_another_request_is_refused_where_the_server_says_what_it_read(server: JsonServer) -> None:
+    """vLLM repeats the prompt's token ids beside those it sampled."""
+    prompt = np.array([1, 2, 3], np.int32)
+    server.answer = lambda body: {"choices": [{"token_ids": [104, 258], "prompt_token_ids": body["prompt"]}]}
+    assert run(completions(server).sample(prompt, PARAMS, session="s")).text == "h"
+    server.answer = lambda body: {"choices": [{"token_ids": [104, 258], "prompt_token_ids": [1, 2, 4]}]}
+    with pytest.raises(EngineError, match=r"answers another prompt than it was sent \(3 tokens\)"):
+        run(completions(server).sample(prompt, PARAMS, session="s"))
+    server.answer = lambda body: {"choices": [{"token_ids": [104, 258]}], "prompt_token_ids": [9]}
+    with pytest.raises(EngineError, match="answers another prompt"):
+        run(completions(server).sample(prompt, PARAMS, session="s"))
+
+
 def test_token_ids_are_also_read_from_the_names_of_log_probs_and_a_server_without_them_is_refused(
     server: JsonServer,
 ) -> None:

@@ -22,7 +22,7 @@ from palestra.model.tiny import calculator_tokenizer, tiny_llama
 from palestra.train import setup, sft
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint
 from palestra.train.config import ModelConfig, SFTConfig
-from palestra.train.faults import read_fault, write_fault
+from palestra.train.faults import Faults, read_fault, write_fault
 from palestra.train.prefer import train_prefer
 from palestra.train.preference_config import PreferConfig
 
@@ -121,6 +121,17 @@ def test_a_run_that_ran_out_of_memory_ends_as_one_with_a_smaller_budget(
     loads.clear()
     train(tmp_path / "b", micro_batch_tokens=guard["tokens"])
     assert weights_in(tmp_path / "a") == weights_in(tmp_path / "b")
+
+
+def test_a_batch_is_kept_before_an_evaluation_may_fail_and_named_when_the_run_ends_behind_it(tmp_path: Path) -> None:
+    faults = Faults(tmp_path, 100, 1, phase="rl", remedies="")
+    faults.guard.faults.append(Fault("the loss is inf", Rows(tuple(eight_samples()))))
+    faults.guard.in_a_row, faults.guard.whole = 1, False
+    faults.keep(4)
+    assert (tmp_path / "faults" / "rl_step_000004.npz").is_file() and not faults.whole
+    with pytest.raises(TrainingError, match=r"faults/rl_step_000004\.npz"):
+        faults.settle(4)
+    assert faults.whole
 
 
 def test_a_batch_comes_back_to_the_bit(tmp_path: Path) -> None:

@@ -52,6 +52,22 @@ def ask(method, timeout_s=5.0):
     return asyncio.run(main())
 
 
+@linux
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_what_an_episode_leaves_running_ends_with_its_thread(ends: str) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def step() -> None:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        if ends == "raises":
+            raise ValueError("and leaves it behind")
+
+    with contextlib.suppress(ValueError):
+        ask(step)
+    assert gone(started[0].pid)
+    started[0].wait(5)
+
+
 # Threads ---------------------------------------------------------------------------------------------------
 
 

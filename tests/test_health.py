@@ -399,3 +399,9 @@ def test_a_loss_near_nothing_after_many_passes_is_overfitting_where_nothing_is_h
 def test_a_loss_that_was_low_from_the_start_has_nowhere_to_go() -> None:
     assert rung(sft_rows(level(0.05), 100, grad=0.005), sft_config(), phase="sft") == ["sft_grad_norm_low"]
     assert rung(sft_rows(level(0.05), 100, grad=0.5), sft_config(), phase="sft") == []
+
+
+def test_a_reward_that_stays_where_it_is_has_no_alarm_of_its_own_where_another_says_why() -> None:
+    flat = {"train__reward": level(0.4), "reward__accuracy": level(0.35), "rollout__success_rate": level(0.35)}
+    rung = [alarm.rule for alarm in heard(rl_rows(**flat, train__kl=after(10, level(0.05), level(0.9))), rl_config())]
+    assert "kl_high" in rung and "reward_flat" not in rung

@@ -175,3 +175,9 @@ def test_the_training_loop_feeds_the_watch_and_counts_its_alarms(tmp_path: Path)
     assert [a.rule for a in diagnose(tmp_path / "run", rails=RAILS).alarms] == ["small_group"]
     assert "alarms.jsonl" in {p.name for p in (tmp_path / "run").iterdir()}
     assert max(row["step"] for row in logged(tmp_path / "run")) == 6
+
+
+def test_the_doctor_says_of_which_phase_there_are_no_rules(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "run", CONFIG) as run:
+        run.log(1, {"prefer/loss": 0.7}, phase="prefer")
+    assert "1 prefer steps; no alarm (prefer has no rules)" in diagnose(tmp_path / "run").text()

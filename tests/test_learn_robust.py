@@ -106,6 +106,19 @@ def test_one_sample_that_does_not_fit_is_an_error_with_remedies() -> None:
     assert all(map(torch.equal, weights(policy), before)) and not optimizer.state
 
 
+def test_memory_that_runs_out_in_the_optimiser_is_an_error_with_remedies_and_nothing_is_whole() -> None:
+    guard, weight = Guard(8, remedies="lower sft.max_length"), nn.Parameter(torch.ones(()))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+
+    def full(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    sgd.step = full  # type: ignore[method-assign,assignment]
+    with pytest.raises(TrainingError, match=r"^out of memory in the optimiser's own step; lower sft\.max_length$"):
+        guard.update(sgd, [weight], lambda _: [[0]], lambda _: 0.0, rows=Rows(()), max_grad_norm=1.0)
+    assert not guard.whole
+
+
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
     def broken(_: Sequence[int]) -> float:
         raise RuntimeError("shapes differ")

@@ -142,7 +142,8 @@ def test_a_run_that_goes_on_with_another_bound_starts_its_batches_anew(tmp_path:
     out = tmp_path / "a"
     with pytest.raises(KeyboardInterrupt):
         train(lagging(out, 1), progress=Interrupted(2))
-    train(lagging(out, 2), resume=True)
+    with pytest.warns(UserWarning, match="train.max_staleness 1 → 2"):
+        train(lagging(out, 2), resume=True)
     for step, version in ((2, 2), (3, 2)):
         groups = read_rollouts(out / "rollouts" / f"step_{step + 1:06d}.jsonl.zst")
         views = [t for g in groups for e in g.episodes for t in e.trajectories]

@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from listening import Listening
 
 from palestra.config import Config
 from palestra.reward.novelty import Novelty
 from palestra.reward.rubric import Rubric
 from palestra.run.directory import Run, read_run
-from palestra.train.checkpoint import rng_state, seed_rng
+from palestra.run.trackers import read_metrics
+from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, rng_state, seed_rng
+from palestra.train.config import SFTConfig
 from palestra.train.setup import World
+from palestra.train.sft import train_sft
 from palestra.types import Author, Span, StopReason, Trajectory, Turn
 
 
@@ -102,3 +106,25 @@ def test_what_a_reward_remembers_goes_into_the_state_and_evaluation_adds_nothing
     replaced = World(None, None, None, rubric, None, memory={"novelty": other})  # type: ignore[arg-type]
     replaced.remember(state)
     assert other([walk("go north")], ["a"]) == novelty([walk("go north")], ["a"]) == [pytest.approx(2**-0.5)]
+
+
+def test_a_changed_learning_rate_holds_from_the_resume_on_and_is_told(tmp_path: Path) -> None:
+    """The checkpoint keeps the optimiser's own numbers; the config's rate, decay and betas are put back over them."""
+
+    def config(rate: float, **more: float) -> SFTConfig:
+        data = {"name": "arithmetic", "count": 6, "max_operand": 9}
+        given = {"data": data, "batch_size": 2, "steps": 4, "warmup_ratio": 0.0, "learning_rate": rate} | more
+        return SFTConfig.model_validate(
+            {"model": "builtin:calculator", "renderer": "plain", "sft": given, "out": str(tmp_path / "a")}
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        train_sft(config(1e-3), progress=Listening(stop_at=2))
+    with pytest.warns(UserWarning, match=r"sft\.learning_rate 0\.001 → 0\.0004; sft\.weight_decay 0\.01 → 0\.5"):
+        train_sft(config(4e-4, weight_decay=0.5), progress=Listening(), resume=True)
+    rates = [row["sft/learning_rate"] for row in read_metrics(tmp_path / "a" / "metrics.jsonl")]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5 * 4e-4, 0.25 * 4e-4])
+    found = latest_checkpoint(tmp_path / "a" / "checkpoints")
+    assert found is not None
+    groups = load_checkpoint(found).trainer["optimizer"]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.5, 0.0], "matrices, then norms"

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -188,3 +190,47 @@ def test_without_namespaces_limits_and_cleaning_up_still_hold(tmp_path: Path, mo
     with pytest.raises(RewardError, match="cannot isolate network"):
         run(f"open({str(evidence)!r}, 'w')", require=("network",))
     assert not evidence.exists()
+
+
+@linux
+def test_code_ends_with_the_process_that_waits_for_it(tmp_path: Path) -> None:
+    """Whoever kills the run with SIGKILL leaves nothing that works on for the rest of its time."""
+    waiting = (
+        "from palestra.reward.sandbox import *; run_python('while True: pass', limits=SandboxLimits(timeout_s=300))"
+    )
+    place = os.environ | {"TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", waiting], env=place)
+    until = time.monotonic() + 30
+    while not (workers := working_in(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert workers
+    parent.kill()
+    parent.wait()
+    while working_in(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert working_in(tmp_path) == []
+
+
+def working_in(folder: Path) -> list[str]:
+    """The processes whose working directory lies in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(process).startswith(str(folder)):
+                found.append(process.parent.name)
+    return found
+
+
+def test_folders_of_killed_processes_are_removed_once_they_are_old(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = (f"{gone.pid}-a", f"{gone.pid}-b", f"{os.getpid()}-c")
+    folders = {name: tmp_path / f"palestra-sandbox-{name}" for name in names}
+    for name, folder in folders.items():
+        folder.mkdir()
+        if not name.endswith("b"):
+            os.utime(folder, (0, 0))
+    sandbox.sweep.cache_clear()
+    sandbox.sweep()
+    assert [name[-1] for name, folder in folders.items() if folder.exists()] == ["b", "c"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -15,7 +18,8 @@ import pytest
 from palestra.errors import ConfigError, RewardError
 from palestra.reward.build import make_rubric, weighted
 from palestra.reward.gates import Gate
-from palestra.reward.rubric import Rubric, mean_scored
+from palestra.reward.rubric import REWARD_ERRORS, Rubric, mean_scored
+from palestra.reward.worker import RewardTimeout, Worker
 from palestra.types import Author, Episode, Group, Message, RewardTerm, Span, StopReason, Task, Trajectory, Turn
 
 TASK = Task("t1", "2+2?", "4", {"level": "easy"})
@@ -330,3 +334,81 @@ def test_an_episode_that_reads_a_repository_is_paid_turn_by_turn_1_0_in_all() ->
     assert {n: t.value for n, t in scored.trajectories[0].rewards.items()} == {
         "list": 0.1, "read": 0.1, "test": 0.2, "report": 0.6, "env": 0.0,
     }  # fmt: skip
+
+
+# Functions that misbehave -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "async object"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, StopIteration, SystemExit])
+def test_whatever_a_function_raises_costs_its_score_and_not_the_run(kind: str, error: type[BaseException]) -> None:
+    def plain(**_: Any) -> Any:
+        raise error
+
+    async def later(**_: Any) -> Any:
+        raise error
+
+    class Called:
+        def __call__(self, **_: Any) -> Any:
+            return later()
+
+    function = {"plain": plain, "async": later, "async object": Called()}[kind]
+    rubric = Rubric(
+        {"bad": (function, 1.0), "good": (lambda completions, **_: [1.0] * len(completions), 1.0)}, chat=False
+    )
+    scored = score(rubric, group("a", "b"))
+    assert [e.trajectories[-1].rewards["good"].value for e in scored.episodes] == [1.0, 1.0]
+    assert [e.trajectories[-1].rewards["bad"].value for e in scored.episodes] == [None, None]
+    assert rubric.errors["bad"] == 2 and scored.episodes[0].info[REWARD_ERRORS]["bad"].startswith("RuntimeError: ")
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_function_that_hangs_is_given_up_in_time_once_for_the_group_and_others_go_on(kind: str) -> None:
+    gone, calls = threading.Event(), []
+
+    def plain(**_: Any) -> Any:
+        calls.append(1)
+        gone.wait(20)
+
+    async def later(**_: Any) -> Any:
+        calls.append(1)
+        await asyncio.sleep(20)
+
+    functions = {
+        "hung": (plain if kind == "plain" else later, 1.0),
+        "good": (lambda completions, **_: [1.0] * len(completions), 1.0),
+    }
+    rubric = Rubric(functions, chat=False, timeout_s=0.2)
+    began = time.monotonic()
+    scored = score(rubric, group("a", "b", "c"))
+    assert time.monotonic() - began < 5 and len(calls) == 1
+    assert [e.trajectories[-1].rewards["good"].value for e in scored.episodes] == [1.0, 1.0, 1.0]
+    told = {e.info[REWARD_ERRORS]["hung"] for e in scored.episodes}
+    assert told == {"RewardTimeout: no score within 0.2 s (limits.reward_timeout_s)"} and rubric.errors["hung"] == 3
+    gone.set()
+
+
+def test_what_waits_behind_a_function_that_hangs_is_called_when_that_is_given_up() -> None:
+    gone, worker = threading.Event(), Worker()
+
+    async def both() -> tuple[Any, ...]:
+        hung = worker.call("hung", lambda: gone.wait(20), {}, 0.2)
+        behind = worker.call("behind", lambda: 7, {}, 10.0)
+        return tuple(await asyncio.gather(hung, behind, return_exceptions=True))
+
+    hung, behind = asyncio.run(both())
+    gone.set()
+    assert isinstance(hung, RewardTimeout) and behind == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the processes of a thread are known")
+def test_the_processes_of_a_function_that_is_given_up_are_killed() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def waits(**_: Any) -> Any:
+        started.append(subprocess.Popen(["sleep", "30"]))
+        started[0].wait()
+        return [0.0]
+
+    score(Rubric({"waits": (waits, 1.0)}, chat=False, timeout_s=0.3), group("a"))
+    assert started[0].wait(5) == -signal.SIGKILL

@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from palestra.config import Config, load
 from palestra.errors import ConfigError, DataError, RunError
@@ -226,7 +228,9 @@ def test_tensorboard_gets_the_same_numbers_at_the_same_steps(tmp_path: Path) -> 
 def test_resuming_goes_on_in_the_same_files_and_writes_down_that_it_did(tmp_path: Path) -> None:
     with Run.open(tmp_path / "a", Settings()) as run:
         run.log(1, {"train/loss": 1.0}, phase="rl")
-    with Run.open(tmp_path / "a", Settings(learning_rate=1e-6), resume=True) as run:
+    with pytest.warns(UserWarning, match="learning_rate 1e-05 → 1e-06"):
+        resumed = Run.open(tmp_path / "a", Settings(learning_rate=1e-6), resume=True)
+    with resumed as run:
         run.log(2, {"train/loss": 0.5}, phase="rl")
     assert rows(tmp_path / "a") == [("rl", 1), ("rl", 2)]
     assert len(read_run(tmp_path / "a")["resumed"]) == 1
@@ -499,10 +503,29 @@ def test_a_run_is_not_gone_on_with_as_another_one(tmp_path: Path, other: Config,
     assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir() if p.is_file()} == before
 
 
-def test_other_tasks_in_a_resumed_run_are_told(tmp_path: Path) -> None:
-    Run.open(tmp_path / "a", Played()).close()
-    with pytest.warns(UserWarning, match="goes on with another data than it began with"):
-        Run.open(tmp_path / "a", Played(data="hard"), resume=True).close()
+class Loop(Config):
+    learning_rate: float = 1e-3
+    steps: int = 10
+    save_every: int = 5
+
+
+class Deep(Config):
+    seed: int = 0
+    out: str = "runs/a"
+    data: dict[str, Any] = Field(default_factory=lambda: {"name": "easy", "count": 9})
+    train: Loop = Loop()
+
+
+def test_every_key_that_is_not_as_it_was_is_told_in_a_resumed_run(tmp_path: Path) -> None:
+    Run.open(tmp_path / "a", Deep()).close()
+    other = Deep(data={"name": "easy", "count": 12}, train=Loop(learning_rate=5e-4))
+    said = r"goes on with another config than it had: data\.count 9 → 12; train\.learning_rate 0\.001 → 0\.0005$"
+    with pytest.warns(UserWarning, match=said):
+        Run.open(tmp_path / "a", other, resume=True).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # compared with the last time, and what changes no number is free
+        longer = other.model_copy(update={"out": "b", "train": Loop(learning_rate=5e-4, steps=20, save_every=1)})
+        Run.open(tmp_path / "a", longer, resume=True).close()
 
 
 def test_a_text_is_written_through_a_link_and_into_a_pipe(tmp_path: Path) -> None:
@@ -522,3 +545,27 @@ def test_a_link_to_nothing_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(RunError, match="cannot write"):
         check_writable(tmp_path / "link" / "run")
+
+
+@pytest.mark.skipif(directory.fcntl is None, reason="no locks there")
+def test_a_run_that_is_being_written_is_not_gone_on_with_a_second_time(tmp_path: Path) -> None:
+    with Run.open(tmp_path / "a", Settings()) as run:
+        with pytest.raises(RunError, match="is being written by another process"):
+            Run.open(tmp_path / "a", Settings(), resume=True)
+        run.log(1, {"train/loss": 1.0}, phase="rl")
+    for _ in range(2):  # closed, and closed again
+        Run.open(tmp_path / "a", Settings(), resume=True).close()
+
+
+def test_tensorboard_shows_no_row_twice_after_a_phase_went_back(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    with Run.open(tmp_path / "a", Settings()) as run:
+        for phase, step in [("sft", 1), ("sft", 9), ("rl", 1), ("rl", 2), ("rl", 3)]:
+            run.log(step, {f"{'train' if phase == 'rl' else phase}/loss": 1.0}, phase=phase)
+    with Run.open(tmp_path / "a", Settings(), resume=True) as run:
+        run.rewind(2, phase="rl")
+        run.log(3, {"train/loss": 0.5}, phase="rl")
+    files = sorted((tmp_path / "a" / "tensorboard").iterdir())
+    seen = [(e.step, v.tag) for f in files for e in EventFileLoader(str(f)).Load() for v in e.summary.value]
+    assert seen == [(1, "sft/loss"), (9, "sft/loss"), (1, "train/loss"), (2, "train/loss"), (3, "train/loss")]

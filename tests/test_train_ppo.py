@@ -50,7 +50,8 @@ def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(
 def test_a_run_without_a_critic_does_not_go_on_as_one_with(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(config(tmp_path / "a", *QUICK), progress=Interrupted(1))
-    with pytest.raises(RunError, match="no critic") as caught:
+    told = pytest.warns(UserWarning, match="algorithm.preset grpo → ppo")
+    with told, pytest.raises(RunError, match="no critic") as caught:
         train(config(tmp_path / "a", *QUICK, algorithm=PPO), resume=True)
     assert "\n" not in str(caught.value)
 

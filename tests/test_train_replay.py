@@ -20,7 +20,9 @@ from palestra.errors import RunError
 from palestra.rollout.dump import read_rollouts, write_rollouts
 from palestra.run.directory import Run
 from palestra.run.progress import Progress
+from palestra.train import rl
 from palestra.train.config import RLConfig
+from palestra.train.fault_replay import replay_fault
 from palestra.train.replay import replay, replayable
 from palestra.train.rl import train_rl
 from palestra.types import Group
@@ -88,6 +90,22 @@ def test_the_first_step_after_every_checkpoint_has_its_rollouts(tmp_path: Path) 
     assert "steps that can be replayed: 1, 3, 5" in str(caught.value) and "keep_last" in str(caught.value)
     with pytest.raises(RunError, match="holds no rollouts of step 4"):
         replay(out, 4)
+
+
+@pytest.mark.parametrize("kept", [9, 2])
+def test_what_an_older_policy_sampled_is_compared_with_its_own_weights_or_it_is_said_why_not(
+    tmp_path: Path, kept: int
+) -> None:
+    """One version behind, the third step's tokens are of version 1, and the trainer stands at version 2."""
+    out = trained(tmp_path / "a", "train.max_staleness=1", f"train.keep_last={kept}", "train.dump_every=1")
+    found = replay(out, 3, drift=True)
+    assert found.exact, "the weights before the step are back after the drift was measured"
+    if kept == 9:
+        assert found.drift is not None and found.drift.largest < 1e-4 and found.drift.other_versions == 0
+        assert found.no_drift is None
+    else:
+        said = "no drift: no checkpoint holds the weights that sampled (step_000001); train.keep_last keeps more"
+        assert found.drift is None and found.no_drift == said and found.text().endswith(said)
 
 
 def test_the_drift_is_the_gap_between_sampler_and_trainer(copied: Path) -> None:
@@ -163,3 +181,29 @@ def test_what_is_no_run_and_what_is_damaged_is_one_line(copied: Path, tmp_path: 
     shutil.rmtree(copied / "checkpoints")
     told = call(str(copied))
     assert told.exit_code == 2 and "no step of it can be replayed" in told.stderr
+
+
+def test_a_batch_that_was_not_learned_from_names_the_episode_and_what_of_it_is_ill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    annotate, calls = rl.annotate, 0
+
+    def sick(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        made = annotate(*args, **options)
+        if calls == 2:
+            made.advantages[1][:] = float("nan")
+        return made
+
+    monkeypatch.setattr(rl, "annotate", sick)
+    out = trained(tmp_path / "a", "train.keep_last=9", "algorithm.updates_per_batch=1")
+    (file,) = (out / "faults").iterdir()
+    before = contents(out)
+    found = replay_fault(out, file)
+    assert (found.step, found.weights, found.samples) == (2, "step_000001", 4)
+    ((episode, parts),) = found.ill.items()
+    assert parts == ("advantages",) and episode.endswith("/1") and found.gap < 1e-4
+    told = CliRunner().invoke(cli.app, ["replay", str(out), "--fault", str(file)])
+    assert told.exit_code == 0 and f"episode {episode}: not finite: advantages" in told.stdout
+    assert contents(out) == before

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,12 +18,13 @@ import pytest
 import torch
 
 from palestra.config import load
-from palestra.errors import ConfigError, UserError
+from palestra.errors import ConfigError, RunError, UserError
+from palestra.eval.evaluate import EvalResult, result_of
 from palestra.learn.batch import rows
 from palestra.run.metrics import check
 from palestra.run.progress import Progress
 from palestra.train import setup
-from palestra.train.checkpoint import latest_checkpoint
+from palestra.train.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 from palestra.train.config import EvalConfig, OptimConfig, RLConfig, SFTConfig, learning_rate
 from palestra.train.metrics import rollout_metrics
 from palestra.train.plan import describe
@@ -153,6 +156,19 @@ def test_the_same_seed_gives_the_same_weights_with_or_without_evaluation_in_betw
     assert sum("eval/accuracy" in r for r in logged(tmp_path / "again")) == 4
 
 
+def test_a_clock_that_jumps_to_and_fro_changes_no_weight_and_no_duration(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody sets it, or it is set over the network: stamps follow it, and nothing else does."""
+    jumps = itertools.cycle([0.0, 4e9, 1.7e9, -1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: next(jumps))
+        train(config(tmp_path / "a", warmup=WARMUP))
+    assert weights_in(tmp_path / "a", 3) == weights_in(whole, 3)
+    durations = [value for row in logged(tmp_path / "a") for name, value in row.items() if name.startswith("time/")]
+    assert durations and all(0 <= value < 300 for value in durations)
+
+
 def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
@@ -221,6 +237,75 @@ def test_an_adapter_run_is_pulled_towards_where_it_began_and_resumes(
     first, second = (r for r in logged(tmp_path / "a") if "train/kl" in r)
     assert first["train/kl"] == 0.0 < second["train/kl"], "it starts on the reference"
     assert first["train/ratio_first_step_max"] < 1e-4
+
+
+def scores(run: Path) -> dict[str, float | None]:
+    """The score of each checkpoint that is left."""
+    return {p.name: load_checkpoint(p).score for p in sorted((run / "checkpoints").glob("step_*"))}
+
+
+def test_a_checkpoint_has_the_score_of_its_own_weights_on_the_tasks_of_the_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best of four steps is the second; the evaluations before and after see more tasks than the curve does."""
+    played = {0: [0.3, 0.9], 2: [0.8], 4: [0.2, 0.6]}
+
+    async def known(self: RLTrainer, size: int) -> EvalResult:
+        task = Task("t", "?")
+        values = played[self.steps_done]
+        assert size == len(values)
+        groups = [Group(task, i, (scored(value),)) for i, value in enumerate(values)]
+        return result_of(groups, "accuracy", seconds=0.0)
+
+    monkeypatch.setattr(RLTrainer, "_play_held_out", known)
+    kept = ["train.steps=4", "train.save_every=3", "train.keep_last=1", "train.keep_best=1"]
+    settings = config(tmp_path / "a", *kept, "eval.every=2", "eval.curve_size=1")
+    train(settings)
+    assert scores(tmp_path / "a") == {"step_000002": 0.8, "step_000004": 0.2}
+    train(settings, resume=True)
+    assert scores(tmp_path / "a") == {"step_000002": 0.8, "step_000004": 0.2}, "a resume behind the end loses none"
+    assert best_checkpoint(tmp_path / "a" / "checkpoints") == tmp_path / "a" / "checkpoints" / "step_000002"
+
+
+def scored(value: float) -> Episode:
+    said = Span(np.zeros(1), Author.MODEL, "assistant", "", np.zeros(1), 0)
+    turn = Turn((said,), (), {"role": "assistant"}, "eos")
+    rewards = {"accuracy": RewardTerm(value)}
+    return Episode(Task("t", "?"), (Trajectory((turn,), StopReason.ENV_TERMINATED, rewards=rewards),))
+
+
+def test_the_best_of_nothing_measured_is_refused() -> None:
+    said = refusal("train.keep_best=1")
+    assert "train.keep_best is 1 and eval.every 0" in said and "set eval.every" in said
+
+
+class Telling(Progress):
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.told: list[str] = []
+
+    def note(self, text: str, *, warning: bool = False) -> None:
+        self.told.append(text)
+
+
+def test_the_first_step_with_nothing_to_learn_is_told_and_no_other(tmp_path: Path) -> None:
+    progress = Telling()
+    train_rl(config(tmp_path / "a"), progress=progress)  # a random model never answers
+    (said,) = [text for text in progress.told if "every advantage" in text]
+    assert said.startswith("every advantage of step 1 is 0, for the reward is always 0")
+
+
+def test_a_step_whose_rollouts_cannot_be_written_is_in_the_checkpoint_with_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise RunError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="disk is full"):
+        patch.setattr("palestra.train.rl.write_rollouts", full)
+        train(config(tmp_path / "a"))
+    train(config(tmp_path / "a"), resume=True)
+    assert [r["step"] for r in logged(tmp_path / "a") if "train/updates" in r] == [1, 2, 3]
 
 
 def test_ev_014_a_step_without_signal_still_is_a_step(tmp_path: Path) -> None:

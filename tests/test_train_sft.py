@@ -171,3 +171,9 @@ def test_a_resumed_run_ends_with_the_very_weights_of_an_uninterrupted_one(tmp_pa
     rows = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [1, 2, 3, 4]
     assert json.loads((tmp_path / "cut" / "summary.json").read_text())["steps"] == 4
+
+
+def test_the_alarms_of_a_supervised_run_are_counted_in_its_summary(tmp_path: Path) -> None:
+    settings = {"data": {"name": "arithmetic", "count": 4}, "batch_size": 2, "steps": 36, "learning_rate": 1e-9}
+    summary = sft.train_sft(config(tmp_path / "a", sft=settings | {"warmup_ratio": 0.0}), progress=Progress(quiet=True))
+    assert summary["alarms"] == 1, "a rate that moves nothing: sft_loss_flat"

@@ -321,9 +321,7 @@ def _load(path: Path, overrides: list[str] | None, out: Path | None, cls: type[C
 
 
 def _plan(settings: configuration.Config) -> None:
-    from palestra.train.plan import describe
-
-    typer.echo(describe(settings))
+    typer.echo(_named("palestra.train.plan:describe")(settings))
 
 
 def _progress(quiet: bool) -> Progress:
@@ -390,7 +388,8 @@ def _done(where: Path, summary: Mapping[str, Any], quiet: bool) -> None:
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "format":
             typer.echo(f"{name.replace('_', ' '):>24}  {clock(value) if name == 'seconds' else number(value)}")
     report = where / "report.html"
-    typer.echo(f"results in {where}" + (f", report in {report}" if report.exists() else ""))
+    also = f", report in {report}" if report.exists() else ""
+    typer.echo(f"results in {where}{also}" + (f"; what rang: palestra doctor {where}" if summary.get("alarms") else ""))
 
 
 def _version() -> str:

@@ -75,6 +75,9 @@ def replay(
     drift: Annotated[
         bool, typer.Option("--drift", help="Also compare the sampler's log-probs with the trainer's, token by token.")
     ] = False,
+    fault: Annotated[
+        Path | None, typer.Option(help="Instead: a batch of a skipped step (RUN/faults/…), what of it is not finite.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -82,8 +85,13 @@ def replay(
     from palestra.cli import _told
 
     with _told(debug):
+        from palestra.train.fault_replay import replay_fault
         from palestra.train.replay import replay as replay_step
 
+        if fault is not None:
+            shown = replay_fault(run, fault)
+            typer.echo(json.dumps(shown.to_dict(), ensure_ascii=False) if as_json else shown.text())
+            return
         found = replay_step(run, step, drift=drift)
         typer.echo(json.dumps(found.to_dict(), ensure_ascii=False) if as_json else found.text())
     if not found.same:

@@ -147,7 +147,9 @@ class CompletionsEngine(EndpointEngine):
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
-        choice = choice_of(await self.endpoint.post("completions", body), self.endpoint.config.url)
+        reply = await self.endpoint.post("completions", body)
+        choice = choice_of(reply, self.endpoint.config.url)
+        self._check_prompt(body["prompt"], choice.get("prompt_token_ids", reply.get("prompt_token_ids")))
         ids = self._ids(choice)
         ended = bool(ids) and ids[-1] in params.stop_token_ids
         text = self._decode(ids[:-1] if ended else ids)
@@ -166,6 +168,14 @@ class CompletionsEngine(EndpointEngine):
         if stop is not None and not ended:
             text = text[: stop[1] if params.include_stop_str_in_output else stop[0]]
         return Completion((span,), reason, text)
+
+    def _check_prompt(self, sent: list[int], answered: Any) -> None:
+        """Where the server says what it has read: a reply to another request, or to a cut prompt, is no reply."""
+        if answered is not None and answered != sent:
+            raise EngineError(
+                f"{self.endpoint.config.url} answers another prompt than it was sent ({len(sent)} tokens): it mixes up "
+                "requests, or cuts or changes prompts"
+            )
 
     def _ids(self, choice: Mapping[str, Any]) -> list[int]:
         given = choice.get("token_ids")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import pydantic
 import torch
@@ -65,4 +65,33 @@ def linear_schedule(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-__all__ = ["linear_schedule", "make_optimizer"]
+def restore(
+    optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LambdaLR, state: Mapping[str, Any]
+) -> None:
+    """Put moments and the place in the schedule back as ``state`` has them (``optimizer``, ``scheduler``). Rates, decay
+    and betas stay as they were made: a config that was changed holds from here on.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+    >>> def made(rate):
+    ...     optimizer = make_optimizer([weight], learning_rate=rate, weight_decay=0.0, betas=(0.9, 0.999))
+    ...     return optimizer, linear_schedule(optimizer, steps=4, warmup_ratio=0.0)
+    >>> optimizer, schedule = made(1.0)
+    >>> optimizer.step(), schedule.step()
+    (None, None)
+    >>> other, its_schedule = made(0.1)
+    >>> restore(other, its_schedule, {"optimizer": optimizer.state_dict(), "scheduler": schedule.state_dict()})
+    >>> round(other.param_groups[0]["lr"], 9), its_schedule.last_epoch
+    (0.075, 1)
+    """
+    own, rates = [{name: group[name] for name in _OWN} for group in optimizer.param_groups], scheduler.base_lrs
+    optimizer.load_state_dict(dict(state["optimizer"]))
+    scheduler.load_state_dict(dict(state["scheduler"]))
+    scheduler.base_lrs = rates
+    for group, values, rate, factor in zip(optimizer.param_groups, own, rates, scheduler.lr_lambdas, strict=True):
+        group.update(values, lr=rate * factor(scheduler.last_epoch))
+
+
+_OWN = ("initial_lr", "weight_decay", "betas")
+"""What the config says of a group of parameters."""
+
+__all__ = ["linear_schedule", "make_optimizer", "restore"]

@@ -21,10 +21,6 @@ U = TypeVar("U")
 Cut = Callable[[int], Iterable[Sequence[int]]]
 """(tokens) → which units go through one forward and backward pass together; a longer unit goes alone."""
 
-_TOO_LONG = (
-    "out of memory: one sample alone does not fit through the model; set gradient_checkpointing=true or "
-    "compute_dtype=bfloat16, train an adapter (lora), or make samples shorter"
-)
 _SAID = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
@@ -54,7 +50,9 @@ class Guard:
     """What the optimiser steps of one training share, so that a fault in one does not end it.
 
     tokens: of one forward and backward pass; halved when memory runs out, and it stays so. max_nonfinite: steps in a
-    row whose loss or gradient is not finite, after which :meth:`check` raises. tell: hears what was lowered.
+    row whose loss or gradient is not finite, after which :meth:`check` raises. tell: hears what was lowered. remedies:
+    what to change where one sample alone does not fit. whole: nothing is half done, so what a checkpoint would hold is
+    the end of a step; an update takes it away, and whoever has counted and logged the step gives it back.
 
     >>> guard, weight = Guard(8, tell=print), torch.nn.Parameter(torch.ones(()))
     >>> sgd = torch.optim.SGD([weight], lr=1.0)
@@ -72,7 +70,9 @@ class Guard:
     tokens: int
     max_nonfinite: int = 3
     tell: Callable[[str], None] = warnings.warn
+    remedies: str = "set gradient_checkpointing=true or compute_dtype=bfloat16, train an adapter (lora)"
     in_a_row: int = 0
+    whole: bool = True
     faults: list[Fault] = field(default_factory=list)
     _configured: int = field(init=False)
 
@@ -95,7 +95,8 @@ class Guard:
         backward: takes the units of a part and returns its share of the loss. begin: puts back what ``backward`` noted
         elsewhere; called before the first part, again whenever the parts are begun anew. A step whose loss or gradient
         is not finite is not taken, and ``faults`` has its ``rows``. Raises TrainingError when one unit alone does not
-        fit into memory.
+        fit into memory, or the optimiser's own numbers do not. What ends it before the weights change leaves ``whole``
+        as it was.
         """
 
         def anew() -> None:
@@ -107,34 +108,50 @@ class Guard:
         norm = float(torch.nn.utils.clip_grad_norm_(held, max_grad_norm))
         reasons = [f"the {what} is {value}" for what, value in (("loss", loss), ("gradient's norm", norm))
                    if not math.isfinite(value)]  # fmt: skip
+        self.whole = False
         if reasons:
             self.in_a_row += 1
             self.faults.append(Fault(", ".join(reasons), rows))
         else:
             self.in_a_row = 0
-            optimizer.step()
+            self._apply(optimizer)
         optimizer.zero_grad(set_to_none=True)
         return Update(loss, norm, taken=not reasons)
+
+    def _apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimiser's step. Memory that runs out in it cannot be had by smaller parts, and may have struck between
+        two parameters."""
+        try:
+            optimizer.step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(f"out of memory in the optimiser's own step; {self.remedies}") from error
 
     def in_parts(
         self, cut: Cut, work: Callable[[Sequence[int]], T], *, begin: Callable[[], None] = lambda: None
     ) -> list[T]:
         """``work`` on every part; when memory runs out all is begun anew in smaller parts, from the same random state,
-        so that the result is that of a run which had the smaller parts from the start."""
+        so that the result is that of a run which had the smaller parts from the start. Whatever ends it leaves the
+        random state as it found it."""
         random = _random_state()
         while True:
             begin()
             done: list[T] = []
             parts = [list(part) for part in cut(self.tokens)]
-            while len(done) < len(parts):
-                if not (result := _tried(work, parts[len(done)])):
-                    break
-                done += result
-            else:
-                return done
+            try:
+                while len(done) < len(parts):
+                    if not (result := _tried(work, parts[len(done)])):
+                        break
+                    done += result
+                else:
+                    return done
+            except BaseException:
+                _set_random_state(random)
+                raise
             _set_random_state(random)
             if len(parts[len(done)]) == 1:
-                raise TrainingError(_TOO_LONG)
+                raise self._too_long()
             self._lower(partial(_is_cut_into, parts, cut))
 
     def retried(self, work: Callable[[int], T]) -> T:
@@ -143,9 +160,12 @@ class Guard:
         while not (result := _tried(work, self.tokens)):
             _set_random_state(random)
             if self.tokens == 1:
-                raise TrainingError(_TOO_LONG)
+                raise self._too_long()
             self._lower(lambda _: False)
         return result[0]
+
+    def _too_long(self) -> TrainingError:
+        return TrainingError(f"out of memory: one sample alone does not fit through the model; {self.remedies}")
 
     def _lower(self, futile: Callable[[int], bool]) -> None:
         """Half the tokens, or the half of that, until it makes a difference; and tell it."""

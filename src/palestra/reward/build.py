@@ -13,6 +13,7 @@ from palestra.registry import check_options
 from palestra.reward.base import FACTORIES, PENALTIES, REWARDS, RewardFunction
 from palestra.reward.gates import Gate
 from palestra.reward.rubric import Rubric
+from palestra.reward.worker import TIMEOUT_S
 
 if TYPE_CHECKING:
     from palestra.model.loading import LoadedModel
@@ -27,6 +28,7 @@ def make_rubric(
     functions: Mapping[str, RewardFunction] | None = None,
     on_error: str = "exclude",
     policy: LoadedModel | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Rubric:
     """The rubric that a config describes.
 
@@ -35,6 +37,7 @@ def make_rubric(
     options go to the registered factory. ``gate`` names the part that must have passed (reached 1.0, or
     ``{part, at_least}``) for this one to count. ``env`` (and ``env/part``) weigh what the environment itself
     pays. None: only what the environment pays. policy: the model in training, for rewards that measure with it.
+    timeout_s: of one call of a function.
 
     >>> short = {"function": "length_penalty", "weight": 0.1, "target": 50}
     >>> rubric = make_rubric({"accuracy": 1.0, "short": short}, chat=True)
@@ -61,7 +64,7 @@ def make_rubric(
         if reference in PENALTIES and weight > 0:
             raise ConfigError(f"rewards.{name}: {reference!r} says how bad a reply is: give it a negative weight")
         chosen[name] = (_function(name, reference, options, functions or {}, policy), weight)
-    return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights, gates=gates)
+    return Rubric(chosen, chat=chat, on_error=on_error, env_weights=env_weights, gates=gates, timeout_s=timeout_s)
 
 
 def weighted(

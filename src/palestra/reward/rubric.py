@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from typing import Any
 
 from palestra.errors import ConfigError, RewardError, UserError
+from palestra.foreign import message_of
 from palestra.reward.base import PerTurn, RewardFunction, Stateful
 from palestra.reward.gates import Gate, check_gates, gated
 from palestra.reward.trl import EXTRAS, NOTES, Log, TrainerState
 from palestra.reward.turns import by_turn, with_payments, without_payments
-from palestra.reward.worker import Worker
+from palestra.reward.worker import TIMEOUT_S, RewardTimeout, Worker
 from palestra.types import Author, Episode, Group, Message, RewardTerm, Task, Trajectory, Turn
 
 RESERVED = ("prompts", "completions", "completion_ids", "trajectories", "answer", "task_id", *EXTRAS)
@@ -52,7 +53,8 @@ class Rubric:
     stands in its episode's info, :data:`REWARD_ERRORS`) or ``raise``.
     env_weights: weights of what the environment pays, by part (1.0 for a part not named). A part that is named
     here, or that any episode of the group was paid, is 0.0 for an episode that was paid nothing.
-    gates: part → the part that must have passed for it to count (:mod:`palestra.reward.gates`).
+    gates: part → the part that must have passed for it to count (:mod:`palestra.reward.gates`). timeout_s: of one call
+    of a function; what is not scored by then is not scored by it.
 
     A function gets the columns it has parameters for, all of them when it takes ``**kwargs``: ``prompts``,
     ``completions``, ``completion_ids``, ``trajectories``, ``answer`` (also as ``ground_truth``), ``task_id``,
@@ -77,6 +79,7 @@ class Rubric:
         on_error: str = "exclude",
         env_weights: Mapping[str, float] | None = None,
         gates: Mapping[str, Gate] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         if on_error not in ("exclude", "raise"):
             raise ConfigError(f"on_error is {on_error!r}: choose 'exclude' or 'raise'")
@@ -84,7 +87,7 @@ class Rubric:
         for name, (function, _) in self.functions.items():
             parameters_of(name, function)
         self.chat = chat
-        self.on_error = on_error
+        self.on_error, self.timeout_s = on_error, timeout_s
         self.env_weights = dict(env_weights or {})
         self.gates = dict(gates or {})
         check_gates(self.gates, self.functions, self.env_weights)
@@ -144,12 +147,15 @@ class Rubric:
         """A score for each completion; ``failed`` gets what was raised, by the index of the completion."""
         chosen = accepted(name, function, columns)
         try:
-            returned = await self._call(name, function, chosen)
+            returned = await self._worker.call(name, function, chosen, self.timeout_s)
         except UserError:
             raise
         except Exception as error:
             if self.on_error == "raise":
                 raise
+            if isinstance(error, RewardTimeout):  # one completion at a time would take as long each
+                failed |= dict.fromkeys(range(count), self._count(name, error, count))
+                return [(None, None)] * count
             if count > 1:
                 rows = [_only(chosen, i) for i in range(count)]
                 return [await self._alone(name, function, row, i, failed) for i, row in enumerate(rows)]
@@ -173,7 +179,7 @@ class Rubric:
     ) -> Score:
         # The whole call failed; one completion at a time shows which of them it was.
         try:
-            returned = await self._call(name, function, row)
+            returned = await self._worker.call(name, function, row, self.timeout_s)
         except UserError:
             raise
         except Exception as error:
@@ -181,19 +187,10 @@ class Rubric:
             return None, None
         return _scores(name, returned, 1)[0]
 
-    def _count(self, name: str, error: Exception) -> str:
-        self.errors[name] += 1
-        self.last_error[name] = " ".join(f"{type(error).__name__}: {error}".split())
+    def _count(self, name: str, error: Exception, times: int = 1) -> str:
+        self.errors[name] += times
+        self.last_error[name] = " ".join(f"{type(error).__name__}: {message_of(error)}".split())
         return self.last_error[name]
-
-    async def _call(self, name: str, function: RewardFunction, columns: Mapping[str, Any]) -> Any:
-        try:
-            if inspect.iscoroutinefunction(function):
-                return await function(**columns)
-            returned = await self._worker.run(function, **columns)  # an awaitable when an async object was called
-            return await returned if inspect.isawaitable(returned) else returned
-        except SystemExit as error:  # it ends its call, not the run
-            raise RuntimeError(f"reward function {name!r} called sys.exit({error.code!r})") from error
 
 
 def _only(columns: Mapping[str, Any], index: int) -> dict[str, Any]:

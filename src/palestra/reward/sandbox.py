@@ -10,6 +10,7 @@ of these held. It keeps out accidents and cheating, not an attacker with a kerne
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ from palestra.errors import ConfigError, RewardError, unknown
 
 PROGRAM = Path(__file__).with_name("sandbox_worker.py")
 GRACE_S = 60.0
+PREFIX = "palestra-sandbox-"
+STALE_S = 3600.0
 ISOLATION = ("files", "network", "processes")
 
 
@@ -89,12 +93,14 @@ def run_python(
     ({'test': 0, 'value': '42'},)
     """
     limits = limits or SandboxLimits()
-    folder = tempfile.mkdtemp(prefix="palestra-sandbox-")
+    sweep()
+    folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
     job = {
         "code": code,
         "stdin": stdin,
         "tests": None if tests is None else [dict(test) for test in tests],
         "workdir": folder,
+        "parent": os.getpid(),
         "timeout_s": limits.timeout_s,
         "memory_bytes": limits.memory_mb * 2**20,
         "file_bytes": limits.file_mb * 2**20,
@@ -115,6 +121,27 @@ def run_python(
     return Run(
         reply["ended"], reply["exit_code"], tuple(_records(reply["records"])), reply["stdout"], reply["stderr"], held
     )
+
+
+@functools.cache
+def sweep() -> None:
+    """Remove the folders that processes left which were killed: once in each process, and only what is an hour old, for
+    who shares the place may not see our processes."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and time.time() - folder.stat().st_mtime > STALE_S and not _alive(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _ask(job: Mapping[str, Any], folder: str) -> dict[str, Any]:

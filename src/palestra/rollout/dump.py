@@ -19,6 +19,7 @@ import zstandard
 
 from palestra.config import FORMAT
 from palestra.errors import DataError
+from palestra.run.files import sync
 from palestra.run.view import read_groups
 from palestra.types import Author, Episode, Group, RewardTerm, Span, StopReason, Task, Trajectory, Turn
 
@@ -92,6 +93,7 @@ def write_rollouts(
             for group, share in zip(groups, shares, strict=True):
                 # Half a surrogate, which no encoding has, becomes the escape that JSON has for it.
                 out.write(to_line(group, share).encode("utf-8", "backslashreplace") + b"\n")
+        sync(aside)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

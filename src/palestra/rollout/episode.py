@@ -36,7 +36,7 @@ class Limits(Config):
 
     max_turns: actions of the model. max_tool_calls: calls executed; the first call beyond is refused where the
     model can see it, the next one ends the episode. max_tokens: sampled tokens. timeout_s: the whole episode.
-    step_timeout_s: one ``reset`` or ``step``.
+    step_timeout_s: one ``reset`` or ``step``. reward_timeout_s: one reward function, for a whole group.
     """
 
     max_turns: int = pydantic.Field(8, ge=1)
@@ -44,6 +44,7 @@ class Limits(Config):
     max_tokens: int = pydantic.Field(2048, ge=1)
     timeout_s: float = pydantic.Field(600.0, gt=0, allow_inf_nan=False)
     step_timeout_s: float = pydantic.Field(120.0, gt=0, allow_inf_nan=False)
+    reward_timeout_s: float = pydantic.Field(600.0, gt=0, allow_inf_nan=False)
 
     @property
     def step_budget_s(self) -> float:

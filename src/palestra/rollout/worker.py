@@ -79,7 +79,7 @@ class EnvThread:
             raise
 
     def close(self) -> None:
-        """Let the thread end after what it is doing."""
+        """Let the thread end after what it is doing; processes that were started on it and are left end with it."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._jobs = None
@@ -221,3 +221,4 @@ class _Waiting:
 def _work(jobs: queue.SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
+    end_children(threading.current_thread())  # once the thread is gone, nobody knows whose they are

@@ -11,26 +11,29 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from palestra import config as configuration
 from palestra.errors import RunError, UserError
 from palestra.run.files import read_json, write_json, write_text, writing
 from palestra.run.metrics import check
+from palestra.run.resume import CONDITIONS, check_same, differences, told
 from palestra.run.trackers import Tracker, make_trackers
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 _KEPT = ("checkpoints", "warmup", "rollouts", "summary.json", "journal.jsonl", "faults")
 """What makes a directory worth keeping, besides logged rows."""
-_SAME = ("kind", "seed")
-_TOLD = ("data", "env", "renderer", "rewards", "lora")
-_CONDITIONS = ("versions", "threads", "kernels", "dtypes")
 _PACKAGES = ("palestra", "torch", "transformers", "peft", "accelerate", "numpy")
 
 
@@ -49,11 +52,18 @@ class Run:
     """
 
     def __init__(
-        self, path: Path, trackers: Iterable[Tracker], *, strict: bool = False, made: Sequence[Path] | None = None
+        self,
+        path: Path,
+        trackers: Iterable[Tracker],
+        *,
+        strict: bool = False,
+        made: Sequence[Path] | None = None,
+        release: Callable[[], object] = lambda: None,
     ) -> None:
         self.path = path
         self.strict = strict
         self._trackers = tuple(trackers)
+        self._release = weakref.finalize(self, release)  # of the lock on the directory
         self._made = made  # the directories made for a new run, until something of it is worth keeping
 
     @classmethod
@@ -75,13 +85,19 @@ class Run:
         """
         path, values = Path(path), config.model_dump(mode="json")
         if resume and _begun(path):
-            _describe_resumed(path, config)
-            return cls(path, make_trackers(path, values, trackers, resume=True), strict=strict)
+            release = lock(path)
+            try:
+                _describe_resumed(path, config)
+                return cls(path, make_trackers(path, values, trackers, resume=True), strict=strict, release=release)
+            except BaseException:
+                release()
+                raise
         made = _claim(path)
         try:
+            release = lock(path)
             write_json(path / "run.json", describe(config))
             write_text(path / "config.yaml", configuration.dump(config))
-            return cls(path, make_trackers(path, values, trackers), strict=strict, made=made)
+            return cls(path, make_trackers(path, values, trackers), strict=strict, made=made, release=release)
         except BaseException:
             _unclaim(path, made)
             raise
@@ -112,6 +128,7 @@ class Run:
         with writing(self.path):
             for tracker in trackers:
                 tracker.close()
+        self._release()
 
     def __enter__(self) -> Run:
         return self
@@ -121,6 +138,22 @@ class Run:
         ended = kind is not None and issubclass(kind, UserError | KeyboardInterrupt)
         if ended and self._made is not None and not any((self.path / name).exists() for name in _KEPT):
             _unclaim(self.path, self._made)
+
+
+def lock(path: Path) -> Callable[[], None]:
+    """Hold a run directory against other processes until the function this returns is called, or the process ends.
+    Raises RunError where another one holds it. Where the system or the file system knows no locks, nothing is held."""
+    if fcntl is None:
+        return lambda: None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise RunError(f"{path} is being written by another process; let it end, or choose another --out") from None
+    except OSError:
+        pass
+    return partial(os.close, handle)
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
@@ -135,8 +168,8 @@ def read_run(path: str | Path) -> dict[str, Any]:
 
 
 def describe(config: configuration.Config) -> dict[str, Any]:
-    """What ``run.json`` says about this process: versions, threads, kernels, dtypes, seed, git state, command, start
-    (UTC)."""
+    """What ``run.json`` says about this process: versions, threads, kernels, device, dtypes, seed, git state, command,
+    start (UTC)."""
     return {
         "format": FORMAT,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -146,6 +179,7 @@ def describe(config: configuration.Config) -> dict[str, Any]:
         "versions": {"python": sys.version.split()[0], **{name: _version(name) for name in _PACKAGES}},
         "threads": _threads(),
         "kernels": _kernels(),
+        "device": _device(config),
         "dtypes": _dtypes(config.model_dump(mode="json")),
         "git": git_state(Path.cwd()),
     }
@@ -174,6 +208,14 @@ def _kernels() -> str | None:
     """Whose arithmetic the numbers come from; None where no model is loaded."""
     build: Any = sys.modules.get("palestra.model.kernels.build")
     return None if build is None else str(build.which())
+
+
+def _device(config: configuration.Config) -> str | None:
+    """What the model's ``auto`` comes to on this machine, or the device it names; None where there is no model."""
+    asked, torch = getattr(getattr(config, "model", None), "device", None), sys.modules.get("torch")
+    if asked != "auto" or torch is None:
+        return asked
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _dtypes(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -277,52 +319,19 @@ def _begun(path: Path) -> bool:
 
 
 def _describe_resumed(path: Path, config: configuration.Config) -> None:
-    """Add this process to ``run.json`` under ``resumed``; ``config.yaml`` becomes the config now in force. What the
-    bits of a number depend on and is another than last time is told in a warning."""
+    """Add this process to ``run.json`` under ``resumed``; ``config.yaml`` becomes the config now in force. What is
+    otherwise than last time is told in a warning: keys of the config, and what the bits of a number depend on."""
     info = read_run(path)
     now = describe(config)
-    _check_same(path, info, now, config.model_dump(mode="json"))
-    resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", *_CONDITIONS, "git")}]
-    if changed := _differences([info, *resumed][-2], now):
+    changed = check_same(path, info, now, config)
+    resumed = [*info.get("resumed", []), {key: now[key] for key in ("started", "command", *CONDITIONS, "git")}]
+    if changed:
+        warnings.warn(f"{path} goes on with another config than it had: {told(changed)}", stacklevel=4)
+    if found := differences([info, *resumed][-2], now):
         warnings.warn(
-            f"{path} goes on under other conditions ({'; '.join(changed)}): from here on it is no longer, bit for bit, "
+            f"{path} goes on under other conditions ({'; '.join(found)}): from here on it is no longer, bit for bit, "
             "the run that was never stopped",
             stacklevel=4,
         )
     write_json(path / "run.json", {**info, "resumed": resumed})
     write_text(path / "config.yaml", configuration.dump(config))
-
-
-def _check_same(path: Path, then: Mapping[str, Any], now: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run of another kind, seed or model; warn where tasks or adapter are others."""
-    for name in _SAME:
-        if then.get(name) not in (None, now[name]):
-            raise RunError(
-                f"{path} holds a run whose {name} is {then[name]}, not {now[name]}; "
-                "repeat its config or choose another out"
-            )
-    try:
-        old = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return  # nothing to compare with
-    old = old if isinstance(old, Mapping) else {}
-    models = [v["path"] if isinstance(v := c.get("model"), Mapping) and "path" in v else v for c in (old, values)]
-    if models[0] is not None and models[0] != models[1]:
-        raise RunError(
-            f"{path} holds a run of the model {models[0]}, not {models[1]}; repeat its config or choose another out"
-        )
-    if changed := [name for name in _TOLD if name in old and old[name] != values.get(name)]:
-        warnings.warn(f"{path} goes on with another {' and another '.join(changed)} than it began with", stacklevel=5)
-
-
-def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What was recorded then and is otherwise now.
-
-    >>> _differences({"threads": 2, "versions": {"torch": "2.12"}}, {"threads": 4, "versions": {"torch": "2.13"}})
-    ['torch 2.12 then, 2.13 now', 'threads 2 then, 4 now']
-    """
-    changed = []
-    for kind in _CONDITIONS:
-        old, new = (v if isinstance(v, Mapping) else {kind: v} for v in (then.get(kind), now.get(kind)))
-        changed += [f"{k} {old[k]} then, {new[k]} now" for k in new if old.get(k) not in (None, new[k])]
-    return changed

@@ -14,9 +14,12 @@ from palestra.errors import RunError
 from palestra.run.directory import read_run
 from palestra.run.health import FORMAT, Alarm, Monitor, numbers
 from palestra.run.health_facts import Rails
+from palestra.run.health_rules import RULES
 from palestra.run.trackers import read_metrics
 
 _WIDTH = 110
+HEARD = frozenset(rule.phase for rule in RULES)
+"""The phases that there are rules for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Diagnosis:
         played = ", ".join(f"{step} {phase} steps" for phase, step in self.steps.items()) or "no step yet"
         n = len(self.alarms)
         count = "no alarm" if n == 0 else "1 alarm" if n == 1 else f"{n} alarms"
+        if unheard := [phase for phase in self.steps if phase not in HEARD]:
+            count += f" ({', '.join(unheard)} has no rules)"
         head = f"{self.run}: {'finished' if self.finished else 'not finished'}, {played}; {count}"
         return "\n".join([head, *(self._shown(i, alarm) for i, alarm in enumerate(self.alarms))])
 

@@ -140,15 +140,15 @@ def small_group(look: Look) -> Finding | None:
 
 
 def reward_flat(look: Look) -> Finding | None:
-    """No rise from the first third to the last, in the reward or on held-out tasks, after 40 steps."""
+    """No rise from the first third to the last, in the reward or on held-out tasks, after 40 steps; not where another
+    alarm says why."""
     reward, held_out = look["train/reward"], look["eval/accuracy"]
     third = len(reward) // 3
     if len(reward) < 40 or _solved(look, 10) or _collapsed(look, 10):
         return None
     first, last = reward.first(third), reward.last(third)
-    if last.above(first, 1.0) or (len(held_out) > 1 and held_out.values[-1] > held_out.values[0] + 0.02):
-        return None
-    if reward_falls(look):
+    rose = last.above(first, 1.0) or (len(held_out) > 1 and held_out.values[-1] > held_out.values[0] + 0.02)
+    if rose or any(rule(look) for rule in (reward_falls, kl_high, stale_sampler, format_over_accuracy)):
         return None
     said = (
         f"the reward was {first.mean:.3g} in steps {first.since}-{first.until}, {last.mean:.3g} since step {last.since}"

@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,7 +109,8 @@ class TensorBoardTracker:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2, summary_pb2
-        self._writer = EventFileWriter(str(directory), flush_secs=10)
+        self._directory, self._make = directory, partial(EventFileWriter, str(directory), flush_secs=10)
+        self._writer = self._make()
 
     def log(self, step: int, metrics: Metrics, *, phase: str, at: float) -> None:
         values = [self._summary.Summary.Value(tag=k, simple_value=float(v)) for k, v in finite(metrics).items()]
@@ -121,6 +123,14 @@ class TensorBoardTracker:
         if phase is None:  # readers purge every tag from this step on; they know no phases
             start = self._event.SessionLog(status=self._event.SessionLog.START)
             self._writer.add_event(self._event.Event(step=step + 1, session_log=start))
+        else:  # of one phase: anew, from the rows that the tracker before this one has kept
+            self._writer.close()
+            for file in self._directory.glob("events.*"):
+                file.unlink()
+            self._writer = self._make()
+            for row in read_metrics(self._directory.parent / "metrics.jsonl"):
+                metrics = {name: value for name, value in row.items() if "/" in name}
+                self.log(row["step"], metrics, phase=row["phase"], at=row.get("time", 0.0))
         return 0
 
     def close(self) -> None:

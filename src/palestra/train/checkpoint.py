@@ -36,17 +36,19 @@ from palestra.errors import RunError
 from palestra.model.loading import one_line, quiet
 from palestra.model.lora import is_adapter, quiet_peft
 from palestra.train import sealed
-from palestra.train.sealed import ASIDE, MARK, clean_leftovers
+from palestra.train.sealed import ASIDE, MARK, REMOVING, clean_leftovers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointState:
-    """What a checkpoint holds besides weights. adapter: the weights are an adapter's, the base is elsewhere."""
+    """What a checkpoint holds besides weights. adapter: the weights are an adapter's, the base is elsewhere. score: as
+    it was saved."""
 
     path: Path
     step: int
     adapter: bool
     trainer: Mapping[str, Any]
+    score: float | None = None
 
 
 def save_checkpoint(
@@ -106,7 +108,8 @@ def latest_checkpoint(directory: Path | str) -> Path | None:
     if not directory.is_dir():
         return None
     every = sealed.in_order(directory)
-    unfinished = sorted(p.name.removeprefix(ASIDE) for p in directory.glob(f"{ASIDE}*"))
+    aside = (p.name.removeprefix(ASIDE) for p in directory.glob(f"{ASIDE}*"))
+    unfinished = sorted(name for name in aside if not name.startswith(REMOVING))
     unfinished += [p.name for p in every if not (p / MARK).is_file()]
     damaged, found = [], None
     for path in (p for p in reversed(every) if (p / MARK).is_file()):
@@ -148,7 +151,8 @@ def load_checkpoint(path: Path | str, *, verify: bool = True) -> CheckpointState
     plain = json.loads((path / "trainer" / "state.json").read_text(encoding="utf-8"))["state"]
     # weights_only: tensors and plain containers, never code.
     rich = torch.load(path / "trainer" / "state.pt", map_location="cpu", weights_only=True)
-    return CheckpointState(path, int(mark["step"]), (path / "adapter_config.json").is_file(), {**plain, **rich})
+    adapter = (path / "adapter_config.json").is_file()
+    return CheckpointState(path, int(mark["step"]), adapter, {**plain, **rich}, mark.get("score"))
 
 
 def restore_model(path: Path | str, model: nn.Module) -> nn.Module:

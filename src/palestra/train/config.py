@@ -132,9 +132,9 @@ class TrainSettings(OptimConfig):
     step's episodes while the step before is learned from; that takes a second copy of the weights that train, for the
     engine. Each version more is one copy more, and helps only where steps take unequal times. save_every, dump_every:
     steps between checkpoints and between rollout files (0 = only at the end). keep_last: newest checkpoints that stay.
-    keep_best: beside them, those with the highest accuracy of ``eval.every``. deterministic: where decoding depends on
-    who else is in the batch (other devices than a CPU, mixtures of experts), sample in rounds that wait for every
-    episode's tools, so that a run repeats; elsewhere a run repeats anyway, and this changes nothing.
+    keep_best: beside them, those with the highest accuracy; each point of ``eval.every`` is saved then. deterministic:
+    where decoding depends on who else is in the batch (other devices than a CPU, mixtures of experts), sample in rounds
+    that wait for every episode's tools, so that runs repeat; elsewhere they repeat anyway, and this changes nothing.
     """
 
     steps: int = Field(default=100, ge=1)
@@ -288,6 +288,11 @@ class RLConfig(TaskConfig):
     @pydantic.model_validator(mode="after")
     def _check(self) -> RLConfig:
         s = self.sampling
+        if self.train.keep_best and not self.eval.every:
+            raise ConfigError(
+                f"train.keep_best is {self.train.keep_best} and eval.every 0, so nothing says which checkpoints are "
+                "best; set eval.every to the steps between evaluations, or train.keep_best=0"
+            )
         if s.temperature == 0:
             raise ConfigError(
                 "sampling.temperature is 0: greedy sampling gives equal members in each group and nothing to learn; "

@@ -154,7 +154,8 @@ def _chat_world(config: EvalConfig, endpoint: EndpointConfig) -> tuple[setup.Wor
     if config.renderer.options:
         raise ConfigError(f"renderer.{min(config.renderer.options)} does nothing with endpoint.api=chat: leave it out")
     table = Table()
-    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain")
+    limit = config.limits.reward_timeout_s
+    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain", timeout_s=limit)
     if config.eval.size:
         setup.eval_tasks(config, config.eval, 1, setup.fields_read(rubric))
     world = setup.World(

@@ -18,7 +18,8 @@ from palestra.config import FORMAT
 from palestra.errors import RunError
 from palestra.learn.batch import Rows, Sample
 from palestra.learn.robust import Fault, Guard, TrainingError
-from palestra.run.files import writing
+from palestra.run.files import sync, writing
+from palestra.train.config import OptimConfig
 
 FOLDER = "faults"
 _PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
@@ -29,26 +30,61 @@ _COMPUTED = ("advantages", "old", "ref", "values", "after", "returns", "value_co
 class Faults:
     """A guard at work in a run directory: ``RUN/faults/rl_step_000012.npz`` is a batch that was not learned from.
 
-    phase: as in ``metrics.jsonl``. tell: hears of each fault, with the file.
+    phase: as in ``metrics.jsonl``. remedies: where memory does not suffice, see :func:`remedies`. tell: hears of each
+    fault, with the file.
     """
 
     def __init__(
-        self, run: Path, tokens: int, max_nonfinite: int, *, phase: str, tell: Callable[[str], None] = lambda _: None
+        self,
+        run: Path,
+        tokens: int,
+        max_nonfinite: int,
+        *,
+        phase: str,
+        remedies: str,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder, self._phase, self._tell = run / FOLDER, phase, tell
-        self.guard = Guard(tokens, max_nonfinite, tell)
+        self._last: Path | None = None
+        self.guard = Guard(tokens, max_nonfinite, tell, remedies)
+
+    @property
+    def whole(self) -> bool:
+        """Whether what a checkpoint would hold now is the end of a step, counted and logged."""
+        return self.guard.whole
 
     def settle(self, step: int) -> None:
-        """Call it when a step is complete and logged. Raises TrainingError after ``max_nonfinite`` in a row."""
-        faults, self.guard.faults = self.guard.faults, []
-        for fault in faults:
-            path = self._folder / f"{self._phase}_step_{step:06d}.npz"
-            write_fault(path, fault, step=step, phase=self._phase)
-            self._tell(f"step {step} was skipped: {fault.reason}; its batch is in {path}")
+        """Call it when a step is complete and logged: it is whole then. Raises TrainingError after ``max_nonfinite`` in
+        a row."""
+        self.guard.whole = True
+        self.keep(step)
         try:
             self.guard.check()
         except TrainingError as error:
-            raise TrainingError(f"{error}: {path}" if faults else str(error)) from None
+            raise TrainingError(f"{error}: {self._last}" if self._last else str(error)) from None
+
+    def keep(self, step: int) -> None:
+        """Write what was not learned from in a step, before anything else can go wrong."""
+        faults, self.guard.faults = self.guard.faults, []
+        for fault in faults:
+            self._last = self._folder / f"{self._phase}_step_{step:06d}.npz"
+            write_fault(self._last, fault, step=step, phase=self._phase)
+            self._tell(f"step {step} was skipped: {fault.reason}; its batch is in {self._last}")
+
+
+def remedies(section: str, settings: OptimConfig, *, adapter: bool, shorter: str) -> str:
+    """What to change where memory does not suffice although passes are as small as can be, from cheap to dear.
+
+    section: of the config, with these settings. shorter: the key that makes samples shorter.
+
+    >>> remedies("sft", OptimConfig(gradient_checkpointing=True), adapter=False, shorter="sft.max_length")
+    'set sft.compute_dtype=bfloat16, then lower sft.max_length, then train an adapter (lora.r=16)'
+    """
+    ladder = [] if settings.gradient_checkpointing else [f"set {section}.gradient_checkpointing=true"]
+    ladder += [] if settings.compute_dtype == "bfloat16" else [f"set {section}.compute_dtype=bfloat16"]
+    ladder += [f"lower {shorter}"]
+    ladder += [] if adapter else ["train an adapter (lora.r=16)"]
+    return ", then ".join(ladder)
 
 
 def write_fault(path: Path | str, fault: Fault, *, step: int, phase: str) -> None:
@@ -75,6 +111,7 @@ def write_fault(path: Path | str, fault: Fault, *, step: int, phase: str) -> Non
     with writing(path):
         path.parent.mkdir(exist_ok=True)
         aside.write_bytes(buffer.getvalue())
+        sync(aside)
         os.replace(aside, path)
 
 
@@ -109,4 +146,4 @@ def _joined(values: Any) -> Any:
     return np.concatenate([np.atleast_1d(v) for v in values])
 
 
-__all__ = ["Faults", "read_fault", "write_fault"]
+__all__ = ["Faults", "read_fault", "remedies", "write_fault"]

@@ -11,6 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from palestra.data.source import Cursor, Gated
 from palestra.engine.base import Engine
 from palestra.engine.local import LocalEngine
@@ -157,7 +159,7 @@ class RewardErrors:
     def __init__(self, tell: Callable[[str], None], limit: int = 3) -> None:
         self._say, self._limit = tell, limit
         self._told: dict[str, set[str]] = {}
-        self._in_a_row, self._last, self._none_told = 0, "", False
+        self._in_a_row, self._last, self._none_told, self._equal_told = 0, "", False, False
 
     def tell(self, groups: Iterable[Group], where: str) -> None:
         """Say what is new. where: which episodes these are."""
@@ -192,6 +194,19 @@ class RewardErrors:
         if nothing and not failed and 2 * len(unscored) >= len(every) and not self._none_told:
             self._none_told = True
             self._say(f"nothing is learned from step {step}: every reward is None in {len(unscored)} of its episodes")
+        if (
+            rows.samples
+            and rows.advantages is not None
+            and not self._equal_told
+            and not any(map(np.any, rows.advantages))
+        ):
+            self._equal_told = True
+            rewards = {s.reward for s in rows.samples}
+            same = f"always {min(rewards):g}" if len(rewards) == 1 else "the same for all members of each group"
+            self._say(
+                f"every advantage of step {step} is 0, for the reward is {same}: there is nothing in it to learn from; "
+                "said once, and an alarm follows where it goes on"
+            )
 
     def check(self) -> None:
         """Raises TrainingError where there was nothing to learn from for ``limit`` steps in a row."""

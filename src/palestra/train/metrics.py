@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from palestra.engine.stats import EngineStats
-from palestra.eval.evaluate import EvalResult
+from palestra.eval.evaluate import EvalResult, result_of
 from palestra.learn.advantage import zero_variance
 from palestra.learn.batch import Rows
 from palestra.reward.rubric import REWARD_ERRORS
@@ -150,6 +150,21 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
         **{f"eval/stop/{name}": value for name, value in result.stops.items()},
     }
     return {name: value for name, value in named.items() if value is not None}
+
+
+def curve_accuracy(result: EvalResult, size: int) -> float | None:
+    """The accuracy on the first ``size`` tasks, which are those of the learning curve: comparable with its points."""
+    return result_of(result.groups[:size], result.metric, seconds=0.0).accuracy
+
+
+def eval_notes(result: EvalResult, phase: str) -> Iterator[tuple[str, bool]]:
+    """What an evaluation is told as; True for what is a warning."""
+    if result.accuracy is not None:
+        counted = result.examples - result.errors
+        yield f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks", False
+    if result.errors:
+        error = next(e.error for g in result.groups for e in g.episodes if e.error is not None)
+        yield f"{phase}: {result.errors} of {result.examples} episodes failed and do not count, one by {error}", True
 
 
 def advantages_by_trajectory(groups: Sequence[Group], rows: Rows) -> list[list[list[float | None]]]:

@@ -36,7 +36,7 @@ from palestra.run.progress import Progress
 from palestra.train import setup, sft
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import Choice, learning_rate
-from palestra.train.faults import Faults
+from palestra.train.faults import Faults, remedies
 from palestra.train.preference_config import PairConfig, PairSettings, PreferConfig, PreferenceSettings
 
 Results = dict[str, dict[str, float]]
@@ -143,7 +143,7 @@ class Session:
     tokenizer: Any
     objective: Objective
     optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
+    scheduler: torch.optim.lr_scheduler.LambdaLR
     at: int = 0
     results: Results | None = None
     last: dict[str, float] | None = None
@@ -151,8 +151,11 @@ class Session:
     faults: Faults = field(init=False)
 
     def __post_init__(self) -> None:
-        tell, most = partial(self.progress.note, warning=True), self.settings.max_nonfinite
-        self.faults = Faults(self.run.path, self.settings.micro_batch_tokens, most, phase=self.area, tell=tell)
+        settings, tell = self.settings, partial(self.progress.note, warning=True)
+        adapter, shorter = self.config.lora is not None, f"{self.area}.max_length"
+        advice = remedies(self.area, settings, adapter=adapter, shorter=shorter)
+        tokens, most = settings.micro_batch_tokens, settings.max_nonfinite
+        self.faults = Faults(self.run.path, tokens, most, phase=self.area, remedies=advice, tell=tell)
 
     def resume(self, found: Path | None) -> None:
         """Go on where a checkpoint stands, or forget what a run logged that never came to one."""
@@ -188,7 +191,7 @@ class Session:
                     self._after_step(metrics, steps)
                     safe_point()
         finally:
-            if self.at > began_at:
+            if self.at > began_at and self.faults.whole:
                 self.save()
 
     def _due(self, steps: int) -> bool:
@@ -215,8 +218,8 @@ class Session:
     def _after_step(self, metrics: dict[str, float], steps: int) -> None:
         self.last = metrics
         self.run.log(self.at, metrics, phase=self.area)
-        self.progress.update(self.at, metrics)
         self.faults.settle(self.at)
+        self.progress.update(self.at, metrics)
         if self.config.save_every and self.at % self.config.save_every == 0 and self.at < steps:
             self.save()
 

@@ -17,6 +17,11 @@ from palestra.train import setup
 from palestra.train.checkpoint import latest_checkpoint, restore_model, save_checkpoint
 from palestra.train.config import RLConfig
 
+_NO_REFERENCE = (
+    "so the KL term has no reference: put back a copy, go on without one by algorithm.kl_coef=0, or start again in "
+    "another --out"
+)
+
 
 def load_teacher(config: RLConfig, student: LoadedModel) -> LoadedModel | None:
     """The teacher of a config, frozen; None where there is none. Raises ModelError unless it reads the same tokens."""
@@ -67,9 +72,12 @@ def keep_reference(
     if not resumed:
         save_checkpoint(kept, 0, model=model, tokenizer=tokenizer, trainer_state={}, keep_last=1)
         return frozen_copy(model)
-    found = latest_checkpoint(kept)
+    try:
+        found = latest_checkpoint(kept)
+    except RunError as error:  # its advice, to begin anew, is for a run's own checkpoints
+        raise RunError(f"{str(error).partition(';')[0]}; {_NO_REFERENCE}") from None
     if found is None:
-        raise RunError(f"{kept} is missing, so the KL term has no reference; start again in another --out")
+        raise RunError(f"{kept} is missing; {_NO_REFERENCE}")
     return restore_model(found, frozen_copy(model))
 
 

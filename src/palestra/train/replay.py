@@ -36,8 +36,8 @@ from palestra.train.config import RLConfig
 from palestra.train.prepare import Prepared
 from palestra.train.reference import load_teacher
 from palestra.train.rl import RLTrainer
-from palestra.train.sealed import MARK
-from palestra.types import Group
+from palestra.train.sealed import MARK, damage
+from palestra.types import Author, Group
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
 """Numbers this close are the same: another device or number of threads adds up in another order."""
@@ -70,13 +70,15 @@ class Drift:
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """A step taken again. recorded, replayed: its metrics then and now. weights: largest difference to the checkpoint
-    behind the step, None where there is none. drift: None where it was not asked for."""
+    behind the step, None where there is none. drift: None where it was not asked for, or cannot be measured; no_drift
+    says why."""
 
     step: int
     recorded: Mapping[str, float]
     replayed: Mapping[str, float]
     weights: float | None
     drift: Drift | None
+    no_drift: str | None = None
 
     @property
     def same(self) -> bool:
@@ -103,7 +105,8 @@ class Replayed:
         lines.append(f"the step came out {verdict}")
         if self.weights is not None:
             lines.append(f"largest difference of a weight to checkpoint step_{self.step:06d}: {self.weights:.3g}")
-        return "\n".join([*lines, *([self.drift.line()] if self.drift is not None else [])])
+        said = self.drift.line() if self.drift is not None else self.no_drift
+        return "\n".join([*lines, *([said] if said is not None else [])])
 
 
 def replay(run: Path, step: int | None = None, *, drift: bool = False) -> Replayed:
@@ -112,16 +115,16 @@ def replay(run: Path, step: int | None = None, *, drift: bool = False) -> Replay
     Nothing in the run directory changes. Raises RunError for what is no such run, and for a step that cannot be
     replayed, with those that can.
     """
-    config = _config(run)
+    config = config_of(run)
     step = _chosen(run, step)
     before = run / "checkpoints" / f"step_{step - 1:06d}"
     load_checkpoint(before)  # checksums compared: a damaged file is named, rather than replayed
     recorded = _recorded(run, step)
     groups = list(read_rollouts(_rollouts(run, step)))
-    trainer = _trainer(config, run, before)
+    trainer = trainer_at(config, run, before)
     try:
         trainer.begin_rl()
-        seen = measure_drift(trainer, groups, version=step - 1) if drift else None
+        seen, why = _drift(trainer, groups, run, step) if drift else (None, None)
         learned, _ = trainer.learn(groups, Cursor())
     finally:
         trainer.engine.close()
@@ -133,6 +136,7 @@ def replay(run: Path, step: int | None = None, *, drift: bool = False) -> Replay
         replayed={name: learned[name] for name in shared},
         weights=_difference(trainer, run / "checkpoints" / f"step_{step:06d}"),
         drift=seen,
+        no_drift=why,
     )
 
 
@@ -141,6 +145,31 @@ def replayable(run: Path) -> list[int]:
     files = (run / "rollouts").glob("step_*.jsonl.zst")
     steps = sorted(int(f.name.split(".")[0].removeprefix("step_")) for f in files)
     return [n for n in steps if (run / "checkpoints" / f"step_{n - 1:06d}" / MARK).is_file()]
+
+
+def _drift(trainer: RLTrainer, groups: Sequence[Group], run: Path, step: int) -> tuple[Drift | None, str | None]:
+    """The drift, by the newest weights that sampled something and are still there, or why there is none.
+
+    With ``train.max_staleness`` a step's tokens are older than the weights before it; the trainer has those again
+    afterwards.
+    """
+    spans = (s for g in groups for e in g.episodes for t in e.trajectories for s in t.spans)
+    known = {s.version for s in spans if s.author is Author.MODEL and len(s.tokens)}
+    versions = sorted((v for v in known if v is not None), reverse=True)
+    kept = {v: run / "checkpoints" / f"step_{v:06d}" for v in versions}
+    there = [v for v, path in kept.items() if v == step - 1 or (path.is_dir() and damage(path) is None)]
+    if not versions:
+        return None, "no drift: nothing was sampled in this step"
+    if not there:
+        names = ", ".join(path.name for path in kept.values())
+        return None, f"no drift: no checkpoint holds the weights that sampled ({names}); train.keep_last keeps more"
+    if there[0] == step - 1:
+        return measure_drift(trainer, groups, version=there[0]), None
+    restore_model(kept[there[0]], trainer.model)
+    try:
+        return measure_drift(trainer, groups, version=there[0]), None
+    finally:
+        restore_model(run / "checkpoints" / f"step_{step - 1:06d}", trainer.model)
 
 
 def measure_drift(trainer: RLTrainer, groups: Sequence[Group], *, version: int) -> Drift:
@@ -165,11 +194,11 @@ def measure_drift(trainer: RLTrainer, groups: Sequence[Group], *, version: int) 
             group, _, member = sample.episode.rpartition("/")
             worst = (float(gap[at]), group.partition(":")[2], member, at)
     if not tokens:
-        raise DataError(f"none of the recorded tokens was sampled by the weights before the step (version {version})")
+        raise DataError(f"none of the recorded tokens was sampled by weights of version {version}")
     return Drift(tokens, worst[0], total / tokens, *worst[1:], other_versions=others)
 
 
-def _config(run: Path) -> RLConfig:
+def config_of(run: Path) -> RLConfig:
     read_run(run)
     values = configuration.read_yaml(run / "config.yaml")
     if "algorithm" not in values:
@@ -207,7 +236,7 @@ def _recorded(run: Path, step: int) -> dict[str, float]:
     return numbers(learned[-1])
 
 
-def _trainer(config: RLConfig, run: Path, checkpoint: Path) -> RLTrainer:
+def trainer_at(config: RLConfig, run: Path, checkpoint: Path) -> RLTrainer:
     """The run's trainer as it was at a checkpoint. Its run directory has no trackers: nothing is written or rewound."""
     began = time.perf_counter()
     loaded = setup.load(config.model)

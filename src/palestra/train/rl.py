@@ -23,7 +23,7 @@ from palestra.eval.evaluate import EvalResult, demand_scores, evaluate
 from palestra.learn.batch import Rows
 from palestra.learn.klcontrol import KLController
 from palestra.learn.update import annotate, train_step
-from palestra.model.lora import add_lora
+from palestra.model.lora import add_lora, is_adapter
 from palestra.rollout.dump import write_rollouts
 from palestra.rollout.failures import Failures
 from palestra.rollout.journal import FILE as JOURNAL
@@ -36,10 +36,17 @@ from palestra.train import setup, sft, warmup
 from palestra.train.ahead import Ahead
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, RLConfig, learning_rate
-from palestra.train.faults import Faults
+from palestra.train.faults import Faults, remedies
 from palestra.train.groups import Collected, RewardErrors, collect_step, learnable
 from palestra.train.learner import critic_state, make_learner, restore_critic
-from palestra.train.metrics import advantages_by_trajectory, eval_metrics, rollout_metrics, timed
+from palestra.train.metrics import (
+    advantages_by_trajectory,
+    curve_accuracy,
+    eval_metrics,
+    eval_notes,
+    rollout_metrics,
+    timed,
+)
 from palestra.train.prepare import Prepared, prepare
 from palestra.train.reference import keep_reference
 from palestra.train.schedule import sampler
@@ -76,10 +83,11 @@ class RLTrainer:
         self.facts: dict[str, Any] = {}
         self.failures = Failures()
         tokens, most = config.algorithm.micro_batch_tokens, config.train.max_nonfinite
-        self.faults = Faults(run.path, tokens, most, phase="rl", tell=tell)
+        advice = remedies("train", config.train, adapter=is_adapter(model), shorter="sampling.max_new_tokens")
+        self.faults = Faults(run.path, tokens, most, phase="rl", remedies=advice, tell=tell)
         self.reward_errors = RewardErrors(tell)
         self._saved = 0
-        self._score: float | None = None
+        self._score: float | None = None  # of the weights as they are, on the tasks of the curve
         control = config.algorithm.kl_control
         self.kl = KLController(control, config.algorithm.kl_coef) if control is not None else None
         self._lag = config.train.max_staleness
@@ -154,6 +162,7 @@ class RLTrainer:
             if self.kl is not None:
                 self.kl.load_state_dict(state.trainer["kl"])
             self.version = self._saved = self.steps_done
+            self._score = state.score
             self.results = dict(state.trainer["results"])
             self._unlogged = state.trainer.get("row")
             self.world.remember(state.trainer.get("rewards", {}))
@@ -182,9 +191,7 @@ class RLTrainer:
         self.progress.phase(f"RL ({self.config.algorithm.preset})", total=steps, done=self.steps_done)
         try:
             while self._unlogged is not None or self.steps_done < steps:
-                if self._unlogged is None:
-                    self._unlogged = await self.step()
-                await self._after_step(self._unlogged)
+                await self._after_step(self._unlogged if self._unlogged is not None else await self.step())
         finally:
             try:
                 await self.ahead.close()
@@ -192,21 +199,26 @@ class RLTrainer:
                 if not (self._updating or self.ahead.learning):  # half an update must not overwrite a whole step
                     self.save()
         self.results["after"] = await self.evaluate(settings.size, "evaluation after")
+        if self.config.train.keep_best:
+            self.save()  # with its score
 
     async def _after_step(self, metrics: dict[str, float]) -> None:
         """A point of the learning curve, the row, a checkpoint. One that is written before the row is logged holds the
         row, and a resumed run goes on here."""
         at, settings, train = self.steps_done, self.config.eval, self.config.train
-        if settings.every and at % settings.every == 0 and at < train.steps:
+        self.faults.keep(at)
+        if curve := bool(settings.every) and at % settings.every == 0 and at < train.steps:
             await self.ahead.settle(at)
             self.world.journal.at("rl", at)
-            metrics = metrics | eval_metrics(await self._play_held_out(settings.curve_size))
+            result = await self._play_held_out(settings.curve_size)
+            metrics, self._score = metrics | eval_metrics(result), result.accuracy
         self._log(at, metrics, "rl")
         self._unlogged = None
         self.progress.update(at, metrics)
         self.faults.settle(at)
         self.reward_errors.check()
-        if train.save_every and at % train.save_every == 0 and at < train.steps:
+        regular = bool(train.save_every) and at % train.save_every == 0
+        if at < train.steps and (regular or (curve and train.keep_best)):
             await self.ahead.settle(at)
             self.save()
 
@@ -221,11 +233,13 @@ class RLTrainer:
         learned, rows = await self.ahead.learn(self.steps_done, lambda: self.learn(batch.groups, batch.cursor))
         self._remembered = dict(batch.remembered)
         self._timings["time/step_s"] = time.perf_counter() - began
-        self._dump(batch.groups, rows)
-        self.reward_errors.hear(self.steps_done, batch.groups, rows)
         timings = {**batch.timings, **self._timings}
-        learned |= batch.metrics
-        return learned | rollout_metrics(batch.groups, rows, self.config.eval.metric, timings)
+        told = rollout_metrics(batch.groups, rows, self.config.eval.metric, timings)
+        self._unlogged = row = {**learned, **batch.metrics, **told}
+        self._updating = False
+        self.reward_errors.hear(self.steps_done, batch.groups, rows)
+        self._dump(batch.groups, rows)
+        return row
 
     async def _collect(self, step: int, cursor: Cursor) -> Collected:
         return await collect_step(self.config, self.world, self.sampler, self.engine, step, cursor, self.failures)
@@ -259,8 +273,7 @@ class RLTrainer:
                 self.engine.load_weights(self.model, self.version)
         size = self.world.tasks.size
         learned["train/epoch"] = cursor.epoch + (cursor.position / size if size else 0.0)
-        self.cursor, self.steps_done, self._updating = cursor, self.steps_done + 1, False
-        self._score = None
+        self.cursor, self.steps_done, self._score = cursor, self.steps_done + 1, None
         return learned, rows
 
     # Around a step ---------------------------------------------------------------------------------------
@@ -278,14 +291,10 @@ class RLTrainer:
             demand_scores(result, phase)  # later there is something to lose
         metrics = eval_metrics(result)
         self._log(self.steps_done, metrics, "rl")
+        self._score = curve_accuracy(result, self.config.eval.curve_size)
         self.progress.update(1, metrics)
-        if result.accuracy is not None:
-            counted = result.examples - result.errors
-            self.progress.note(f"{phase}: accuracy {result.accuracy:.3f} on {counted} held-out tasks")
-        if result.errors:
-            error = next(e.error for g in result.groups for e in g.episodes if e.error is not None)
-            said = f"{phase}: {result.errors} of {result.examples} episodes failed and do not count, one by {error}"
-            self.progress.note(said, warning=True)
+        for text, warning in eval_notes(result, phase):
+            self.progress.note(text, warning=warning)
         return result.to_dict()
 
     async def _play_held_out(self, size: int) -> EvalResult:
@@ -343,7 +352,6 @@ class RLTrainer:
 
     def _log(self, step: int, metrics: dict[str, float], phase: str) -> None:
         self.health.observe(step, metrics, phase=phase)
-        self._score = metrics.get("eval/accuracy") if phase == "rl" else None
         self.run_dir.log(step, metrics, phase=phase)
 
     def _rate(self, kind: Any) -> float:

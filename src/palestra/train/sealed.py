@@ -16,6 +16,8 @@ from palestra.run.files import sync
 
 MARK = "COMPLETE"
 ASIDE = ".writing-"
+REMOVING = "removing-"
+"""Behind :data:`ASIDE`: one that was whole and is on its way out, which nobody misses."""
 _NAME = re.compile(r"step_(\d{6,})(\.old)?")
 _KEYS = {"format", "step", "score", "files", "seal"}
 
@@ -105,7 +107,7 @@ def prune(directory: Path, newest: Path, keep_last: int | None, keep_best: int =
     for path in whole:
         if path not in kept:
             # The name goes first: a deletion that is cut short must not look like a checkpoint.
-            doomed = path.rename(directory / f"{ASIDE}removing-{path.name}")
+            doomed = path.rename(directory / f"{ASIDE}{REMOVING}{path.name}")
             shutil.rmtree(doomed)
 
 

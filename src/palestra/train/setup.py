@@ -108,7 +108,12 @@ def make_world(config: TaskConfig, loaded: LoadedModel) -> World:
         )
     renderer = renderer_for(config.renderer, loaded)
     ahead = isinstance(config, RLConfig) and config.train.max_staleness > 0  # weights change while rewards are paid
-    rubric = make_rubric(config.rewards, chat=config.renderer.name != "plain", policy=None if ahead else loaded)
+    rubric = make_rubric(
+        config.rewards,
+        chat=config.renderer.name != "plain",
+        policy=None if ahead else loaded,
+        timeout_s=config.limits.reward_timeout_s,
+    )
     needs: Needs = fields_read(rubric)
     if isinstance(config, EvalConfig | RLConfig) and config.eval.size:
         eval_tasks(config, config.eval, 1, needs)

@@ -21,9 +21,9 @@ from palestra.env.base import Observation
 from palestra.errors import DataError
 from palestra.learn.batch import Rows, Sample, micro_batches, pack, token_weights
 from palestra.learn.loss import cross_entropy
+from palestra.learn.optim import linear_schedule, make_optimizer, restore
 from palestra.learn.policy import Policy
 from palestra.learn.robust import Guard
-from palestra.learn.update import linear_schedule, make_optimizer
 from palestra.model.lora import add_lora, is_adapter
 from palestra.run.directory import Run
 from palestra.run.health import Watch
@@ -32,7 +32,7 @@ from palestra.run.progress import Progress
 from palestra.train import setup
 from palestra.train.checkpoint import latest_checkpoint, load_checkpoint, restore_model, save_checkpoint, seed_rng
 from palestra.train.config import RAILS, SFTConfig, SFTSettings, learning_rate
-from palestra.train.faults import Faults
+from palestra.train.faults import Faults, remedies
 
 OnStep = Callable[[int, dict[str, float]], None]
 Observe = Callable[[int, Policy, Renderer], None]
@@ -175,7 +175,8 @@ def train_sft(
 ) -> dict[str, Any]:
     """``palestra sft``: returns the summary that is also written to the run directory. observe: called after each step.
 
-    Ctrl-C ends with a checkpoint of the last complete step and KeyboardInterrupt.
+    Ctrl-C ends with a checkpoint of the last complete step and KeyboardInterrupt. What strikes within an update (a
+    second Ctrl-C) leaves the checkpoints as they were.
     """
     began = time.perf_counter()
     loaded = setup.load(config.model)
@@ -192,7 +193,7 @@ def train_sft(
         policy = make_policy(model, config.sft, reference=False)
         optimizer, scheduler = make_optimisers(policy, config.sft, rate=rate, steps=steps)
         watch = Watch(run.path, config.model_dump(mode="json"), rails=RAILS, tell=tell)
-        faults = Faults(run.path, config.sft.micro_batch_tokens, config.sft.max_nonfinite, phase="sft", tell=tell)
+        faults = make_faults(run.path, config.sft, section="sft", adapter=is_adapter(model), tell=tell)
         done = 0
         if found:
             done = restore_trainer(found, optimizer, scheduler, faults.guard)
@@ -214,8 +215,8 @@ def train_sft(
             at, last = step, metrics
             watch.observe(step, metrics, phase="sft")
             run.log(step, metrics, phase="sft")
-            progress.update(step, metrics)
             faults.settle(step)
+            progress.update(step, metrics)
             if observe is not None:
                 observe(step, policy, renderer)
             if config.save_every and step % config.save_every == 0 and step < steps:
@@ -226,10 +227,11 @@ def train_sft(
             how: Any = {"seed": config.seed, "start": done, "guard": faults.guard, "on_step": on_step}
             fit(policy, samples, config.sft, *optimisers, **how)
         finally:
-            final = save() if at > done else None
+            final = save() if at > done and faults.whole else None
         counts = {"seed": config.seed, "steps": at, "dialogues": len(samples)}
         seconds = time.perf_counter() - began
-        summary = counts | {"final_loss": last.get("sft/loss"), "seconds": seconds, "checkpoint": str(final or found)}
+        told: dict[str, Any] = {"final_loss": last.get("sft/loss"), "alarms": len(watch.monitor.alarms)}
+        summary = counts | told | {"seconds": seconds, "checkpoint": str(final or found)}
         run.write_summary(summary)
     return summary
 
@@ -239,6 +241,15 @@ def _model(config: SFTConfig, model: torch.nn.Module, found: Path | None) -> tor
     if found is not None:
         return restore_model(found, model)
     return model if config.lora is None else add_lora(model, config.lora, seed=config.seed)
+
+
+def make_faults(
+    run: Path, settings: SFTSettings, *, section: str, adapter: bool, tell: Callable[[str], None]
+) -> Faults:
+    """What guards the steps of supervised training. section: of the config, with these settings."""
+    advice = remedies(section, settings, adapter=adapter, shorter=f"{section}.max_length")
+    tokens, most = settings.micro_batch_tokens, settings.max_nonfinite
+    return Faults(run, tokens, most, phase="sft", remedies=advice, tell=tell)
 
 
 def make_policy(model: torch.nn.Module, optim: Any, *, reference: bool | torch.nn.Module) -> Policy:
@@ -274,15 +285,14 @@ def trainer_state(
 def restore_trainer(
     checkpoint: Path,
     optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    scheduler: torch.optim.lr_scheduler.LambdaLR,
     guard: Guard,
 ) -> int:
-    """Put optimiser, schedule, guard and RNG back as they were; returns the step."""
+    """Put optimiser, schedule, guard and RNG back as they were, under the config's rates; returns the step."""
     from palestra.train.checkpoint import set_rng_state
 
     state: Any = load_checkpoint(checkpoint)
-    optimizer.load_state_dict(state.trainer["optimizer"])
-    scheduler.load_state_dict(state.trainer["scheduler"])
+    restore(optimizer, scheduler, state.trainer)
     set_rng_state(state.trainer["rng"])
     if "guard" in state.trainer:  # checkpoints of the first versions have none
         guard.load_state_dict(state.trainer["guard"])

@@ -12,13 +12,13 @@ from torch import nn
 
 from palestra.learn.batch import Sample
 from palestra.learn.robust import TrainingError
+from palestra.model.lora import is_adapter
 from palestra.rollout.journal import Journal
 from palestra.run.directory import Run
 from palestra.run.progress import Progress
 from palestra.train import sft
 from palestra.train.checkpoint import latest_checkpoint, restore_model, save_checkpoint
 from palestra.train.config import WarmupSettings
-from palestra.train.faults import Faults
 
 _FOLDER = "warmup"
 
@@ -49,8 +49,8 @@ def warm_up(
     policy = sft.make_policy(model, settings, reference=False)
     steps = sft.steps_of(settings, len(samples))
     optimizer, scheduler = sft.make_optimisers(policy, settings, rate=rate, steps=steps)
-    tell, most = partial(progress.note, warning=True), settings.max_nonfinite
-    faults = Faults(run.path, settings.micro_batch_tokens, most, phase="sft", tell=tell)
+    tell = partial(progress.note, warning=True)
+    faults = sft.make_faults(run.path, settings, section="warmup", adapter=is_adapter(model), tell=tell)
     at = sft.restore_trainer(found, optimizer, scheduler, faults.guard) if found is not None else 0
     run.rewind(at if at else -1)
     progress.phase("warm-up (SFT)", total=steps, done=at)
@@ -64,9 +64,9 @@ def warm_up(
         nonlocal at
         journal.at("sft", step)
         on_step(step, metrics)
-        progress.update(step, metrics)
         at = step
         faults.settle(step)
+        progress.update(step, metrics)
         if settings.save_every and step % settings.save_every == 0 and step < steps:
             save()
 
@@ -74,7 +74,8 @@ def warm_up(
         how: Any = {"seed": seed, "start": at, "guard": faults.guard, "on_step": after_step}
         sft.fit(policy, samples, settings, optimizer, scheduler, **how)
     except (KeyboardInterrupt, TrainingError):
-        save()
+        if faults.whole:
+            save()
         raise
 
 
