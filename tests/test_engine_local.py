@@ -86,6 +86,15 @@ async def until(engine: LocalEngine, decoded: int) -> None:
         await asyncio.sleep(0.001)
 
 
+def test_a_row_has_the_same_bits_beside_one_that_is_truncated() -> None:
+    logits, noise = torch.randn(8, 500, generator=torch.Generator().manual_seed(0)), np.linspace(0, 0.99, 8)
+    plain, cut = SamplingParams(4), SamplingParams(4, top_k=3)
+    alone = draw(logits, [plain] * 8, noise.astype(np.float32))
+    beside = draw(logits, [cut, *[plain] * 7], noise.astype(np.float32))
+    assert alone[0][1:] == beside[0][1:] and alone[1][1:] == beside[1][1:]
+    assert alone[2] is None and beside[2] is not None and beside[2][0] < 0
+
+
 # What is sampled -------------------------------------------------------------------------------------------
 
 

@@ -44,8 +44,11 @@ def sample(
     """
     at = torch.from_numpy(np.arange(len(noise)) if rows is None else rows).to(logits.device)
     wide = logits.float()
-    if kernels.available(wide) and wide.is_contiguous() and not any(p.truncated for p in params):
-        return (*_drawn(wide, params, torch.from_numpy(noise), at), None)
+    drawn: tuple[Tensor, Tensor] | None = None
+    if kernels.available(wide) and wide.is_contiguous():
+        drawn = _drawn(wide, params, torch.from_numpy(noise), at)
+        if not any(p.truncated for p in params):
+            return drawn[0].tolist(), drawn[1].tolist(), None
     if any(p.temperature not in (0, 1) for p in params):
         wide = wide / torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)[:, None]
     top = wide.amax(-1, keepdim=True)
@@ -63,17 +66,17 @@ def sample(
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
         picked = torch.where(greedy[at], wide.argmax(-1)[at], picked)
     logprobs = wide[at, picked] - top[at, 0] - total[at, 0].log()
+    if drawn is not None:  # a row's bits do not depend on whether another one in the batch is truncated
+        cut_off = torch.tensor([p.truncated for p in params])[at]
+        picked, logprobs = torch.where(cut_off, picked, drawn[0]), torch.where(cut_off, logprobs, drawn[1])
     return picked.tolist(), logprobs.tolist(), None if kept is None else kept[at].tolist()
 
 
-def _drawn(
-    logits: Tensor, params: Sequence[SamplingParams], noise: Tensor, at: Tensor
-) -> tuple[list[int], list[float]]:
-    """The same by one pass over the logits: no tensor of their size is made."""
+def _drawn(logits: Tensor, params: Sequence[SamplingParams], noise: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for rows that are not truncated, by one pass over the logits: no tensor of their size is made."""
     factors = torch.tensor([1 / (p.temperature or 1.0) for p in params])
     greedy = torch.tensor([p.temperature == 0 for p in params])
-    tokens, logprobs = kernels.draw(logits, factors, at, torch.where(greedy[at], -1.0, noise))
-    return tokens.tolist(), logprobs.tolist()
+    return kernels.draw(logits, factors, at, torch.where(greedy[at], -1.0, noise))
 
 
 def _blocks(mass: Tensor) -> Tensor:
