@@ -43,11 +43,12 @@ def main() -> None:
     if set(job["require"]) - held:
         print(json.dumps({"ended": "refused", "held": sorted(held)}), flush=True)
         return
-    records, output, errors = os.pipe(), os.pipe(), os.pipe()
+    records, output, errors, alive = os.pipe(), os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            _child(job, held, records[1], output[1], errors[1])
+            os.close(alive[1])  # from now on it ends with this process's parent
+            _child(job, held, records[1], output[1], errors[1], alive[0])
         finally:
             os._exit(1)
     for pipe in (records, output, errors):
@@ -182,7 +183,7 @@ def _running() -> int:
 # ---------------------------------------------------------------- the code's own process
 
 
-def _child(job: dict[str, Any], held: set[str], records: int, output: int, errors: int) -> None:
+def _child(job: dict[str, Any], held: set[str], records: int, output: int, errors: int, alive: int) -> None:
     os.chdir(job["workdir"])
     with open("stdin", "w+", encoding="utf-8") as file:
         file.write(job.get("stdin") or "")
@@ -194,6 +195,9 @@ def _child(job: dict[str, Any], held: set[str], records: int, output: int, error
     os.dup2(errors, 2)
     os.setpgid(0, 0)  # so that killing its group is not killing the process that watches it
     _confine(job, held)
+    if select.select([alive], [], [], 0)[0]:  # its parent was killed before the kernel was told to tell
+        os._exit(1)
+    os.close(alive)
     # The parent's stream objects hold what it has read and not yet written.
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(n, "w", False), encoding="utf-8") for n in (1, 2))
