@@ -99,13 +99,14 @@ def test_every_loss_type_is_compared_and_some_tokens_are_clipped() -> None:
     assert (ratio > 1.28).any() and (ratio < 0.8).any(), "otherwise the clip ranges would not be compared"
 
 
-@pytest.mark.parametrize("name", ["dpo", "dpo_beta", "ipo"])
+@pytest.mark.parametrize("name", ["dpo", "dpo_beta", "cdpo", "ipo"])
 def test_preferences_with_a_reference(name: str) -> None:
     given, case = PAIRS["given"], PAIRS["cases"][name]
     leaf = tensor(given["logps"]).requires_grad_()
     (chosen, rejected), counts, ref = leaf.sum(1).split(3), tensor(given["mask"]).sum(1), tensor(given["ref"])
-    loss = PREFERENCE_LOSSES[name.partition("_")[0]]
-    out = loss.function(PairScores(chosen, rejected, *counts.split(3), *ref.split(3)), loss.config(beta=case["beta"]))
+    loss = PREFERENCE_LOSSES["ipo" if name == "ipo" else "dpo"]
+    options = {key: case[key] for key in ("beta", "label_smoothing") if key in case}
+    out = loss.function(PairScores(chosen, rejected, *counts.split(3), *ref.split(3)), loss.config(**options))
     # What pads a reply is no token: TRL gives it a gradient and masks it in the model, here it has no place.
     (gradient,) = torch.autograd.grad(out.loss.mean(), leaf)
     assert out.loss.mean().item() == pytest.approx(case["loss"], abs=1e-5)

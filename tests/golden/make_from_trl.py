@@ -200,6 +200,12 @@ def preferences() -> dict[str, Any]:
         )  # fmt: skip
         loss = DPOTrainer._compute_loss(made, forward(leaf), dict(inputs), False)
         cases[name] = {"beta": settings["beta"], "loss": loss, "gradient": torch.autograd.grad(loss, leaf)[0]}
+    leaf = logps.clone().requires_grad_()
+    ratios = leaf.sum(1) - ref  # DPO's labels are never smoothed there; CPO's are, and its loss is the same of ratios
+    made = trainer(loss_type="sigmoid", simpo_gamma=0.0, beta=0.1, alpha=0.0, label_smoothing=0.2)
+    loss = CPOTrainer.cpo_loss(made, ratios[:pairs], ratios[pairs:])[0].mean()
+    gradient = torch.autograd.grad(loss, leaf)[0]
+    cases["cdpo"] = {"beta": 0.1, "label_smoothing": 0.2, "loss": loss, "gradient": gradient}
     means = logps.sum(1) / mask.sum(1)
     leaf = means.clone().requires_grad_()
     made = trainer(loss_type="simpo", simpo_gamma=0.5, beta=2.0, alpha=0.0, label_smoothing=0.0)
