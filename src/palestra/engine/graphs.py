@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -112,15 +111,12 @@ class _Fixed:
         self._written, self._slots, self._places = zeros(shape.writes), zeros(shape.writes), zeros(shape.writes)
         self.each = torch.arange(shape.rows, device=device)
 
-    @cached_property
-    def _by_row(self) -> list[Tensor]:
-        return [self.tokens, self.positions, self._slot, self._written, self._slots, self._places]
-
     def take(self, rows: Rows) -> None:
         """Copy a pass in."""
         written = self.each[: len(rows.slots)] if rows.written is None else rows.written
+        own = (self.tokens, self.positions, self._slot, self._written, self._slots, self._places)
         given = (rows.tokens, rows.positions, rows.slot, written, rows.slots, rows.places)
-        for mine, new in zip(self._by_row, given, strict=True):
+        for mine, new in zip(own, given, strict=True):
             mine[: len(new)].copy_(new)
             mine[len(new) :].zero_()
 

@@ -200,8 +200,10 @@ class Policy:
 
     def _read_by(self, critic: Critic | None, batch: Batch, seen: Tensor) -> Tensor | None:
         """The hidden states (N, d) that the critic reads: the model's, unless it has a backbone of its own."""
-        if critic is None or critic.backbone is None:
-            return None if critic is None else seen
+        if critic is None:
+            return None
+        if critic.backbone is None:
+            return seen
         return run_backbone(critic.backbone, batch.tokens, batch.positions, batch)[0]
 
     def _forward(
